@@ -19,7 +19,7 @@ from headway.launch.engine import NodeLost
 from headway.launch.engines import config_of, facts_of, of_bundle
 from headway.launch.joining.bundle import Bundle
 from headway.launch.machines.reach import UnreachableError
-from headway.launch.slurm import commands, step
+from headway.launch.slurm import commands, private, step
 from headway.launch.slurm.config import SlurmConfig, SlurmRun
 from headway.launch.slurm.machines import Place, SlurmMachines
 
@@ -37,10 +37,10 @@ def _squeue(jobs: str, steps: str = STEPS) -> str:
     return f"case \"$*\" in *--steps*) echo '{steps}';; *) echo '{jobs}';; esac"
 
 
-def _machines(config: SlurmRun | None = None) -> SlurmMachines:
+def _machines(config: SlurmRun | None = None, control: Path = Path("/x/control")) -> SlurmMachines:
     hosts = ("node-0", "node-1", "node-2")
     found = config or SlurmRun("/x", sys.executable, job="7", hosts=hosts)
-    return SlurmMachines(RUN, "/x/control", found)
+    return SlurmMachines(RUN, str(control), found)
 
 
 @pytest.fixture
@@ -123,12 +123,59 @@ def test_a_node_is_a_step_of_the_allocation_and_asked_beside_it(
     allocated: Callable[..., None], tmp_path: Path
 ) -> None:
     allocated("srun", text="cat")
-    assert _machines().call(1, "log", "the ticket", limit_s=20.0) == "the ticket"
+    assert _machines().call(1, "end", "the ticket", limit_s=20.0) == "the ticket"
     [asked] = [line for line in _asked(tmp_path) if line.startswith("srun")]
-    for word in ("--jobid=7", "--nodelist=node-1", "--overlap", "log"):
+    for word in ("--jobid=7", "--nodelist=node-1", "--overlap", "end"):
         assert word in asked.split()
     assert "--no-kill" not in asked, "it would hide that the machine died"
     assert "ticket" not in asked
+
+
+GIVEN = """
+while [ "$1" != {option} ]; do shift; done
+stat -c %a "$2" > {folder}/mode; {do}; echo up"""
+
+
+@pytest.mark.parametrize("verb", private.ANSWERS)
+def test_logs_and_records_are_passed_by_a_file_of_the_user_alone(
+    allocated: Callable[..., None], tmp_path: Path, verb: str
+) -> None:
+    text = GIVEN.format(option="--answer", folder=tmp_path, do='echo a line of it > "$2"')
+    allocated("srun", text=text)
+    (tmp_path / "control").mkdir()
+    machines = _machines(control=tmp_path / "control")
+    assert machines.call(1, verb, "ticket", limit_s=20.0) == "a line of it\n"
+    assert (tmp_path / "mode").read_text() == "600\n"
+    assert not list((tmp_path / "control").iterdir())
+
+
+@pytest.mark.parametrize("kill_hung", [False, True])
+def test_the_ticket_of_a_new_node_is_passed_by_a_file_of_the_user_alone(
+    allocated: Callable[..., None], tmp_path: Path, kill_hung: bool
+) -> None:
+    steps = STEPS if kill_hung else "7.batch|batch|node-0"
+    allocated("squeue", text=_squeue(ALLOCATION, steps))
+    do = f'cat "$2" > {tmp_path}/read; cat > {tmp_path}/stdin'
+    allocated("srun", text=GIVEN.format(option="--ticket", folder=tmp_path, do=do))
+    (tmp_path / "control").mkdir()
+    machines = _machines(control=tmp_path / "control")
+    machines.start(1, "the ticket", kill_hung=kill_hung)
+    found = [(tmp_path / name).read_text() for name in ("read", "mode", "stdin")]
+    assert found == ["the ticket", "600\n", ""]
+    assert not list((tmp_path / "control").iterdir())
+
+
+def test_a_shared_folder_that_takes_no_file_is_named(
+    allocated: Callable[..., None], tmp_path: Path
+) -> None:
+    allocated("squeue", text=_squeue(ALLOCATION, "7.batch|batch|node-0"))
+    machines = _machines(control=tmp_path / "absent")
+    for act in (
+        lambda: machines.call(1, "log", "", limit_s=20.0),
+        lambda: machines.start(1, "", kill_hung=False),
+    ):
+        with pytest.raises(HeadwayError, match=f"cannot write in {tmp_path}/absent: No such file"):
+            act()
 
 
 def test_a_machine_that_dies_meanwhile_has_confirmed_nothing(
@@ -143,22 +190,27 @@ def test_a_rebooted_machine_gets_a_step_again(
     allocated: Callable[..., None], tmp_path: Path
 ) -> None:
     """Slurm still shows the step that died with the machine."""
-    allocated("srun", text='case "$*" in *restart*) exit 4;; *) cat; echo up; sleep 600;; esac')
-    _machines().start(1, "ticket", kill_hung=False)
+    allocated(
+        "srun", text='case "$*" in *"joining restart"*) exit 4;; *) cat; echo up; sleep 600;; esac'
+    )
+    machines = _machines(control=tmp_path)
+    machines.start(1, "ticket", kill_hung=False)
     assert not [line for line in _asked(tmp_path) if line.startswith("srun")], "it has one"
-    _machines().start(1, "ticket", kill_hung=True)
+    machines.start(1, "ticket", kill_hung=True)
     [_, started] = [line for line in _asked(tmp_path) if line.startswith("srun")]
     assert "--no-kill" in started.split() and "init" in started.split()
 
 
 def test_each_try_to_restart_a_node_may_take_longer_until_one_answers(
-    allocated: Callable[..., None], monkeypatch: pytest.MonkeyPatch
+    allocated: Callable[..., None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Slurm and a start of Python may need more than the first one has."""
     monkeypatch.setattr("headway.launch.slurm.machines.RESTART_LIMIT_S", (0.4, 60.0))
     slow = "sleep 1.2; exit 4"
-    allocated("srun", text=f'case "$*" in *restart*) {slow};; *) cat; echo up; sleep 600;; esac')
-    machines, tries = _machines(), 0
+    allocated(
+        "srun", text=f'case "$*" in *"joining restart"*) {slow};; *) cat; echo up; sleep 600;; esac'
+    )
+    machines, tries = _machines(control=tmp_path), 0
     while True:
         tries += 1
         try:
@@ -195,7 +247,7 @@ def test_a_machine_of_its_own_comes_before_the_one_that_it_began_on(
     slurm("squeue", text=_squeue(f"{ALLOCATION}\n8|headway-{RUN}-7-n1|RUNNING|node-9|None"))
     slurm("scontrol", text='case "$3" in node-9) echo node-9;; *) echo node-0; echo node-1;; esac')
     slurm("srun", text="cat")
-    _machines().call(1, "log", "ticket", limit_s=20.0)
+    _machines().call(1, "end", "ticket", limit_s=20.0)
     [asked] = [line for line in _asked(tmp_path) if line.startswith("srun")]
     assert "--jobid=8" in asked.split() and "--nodelist=node-9" in asked.split()
 
@@ -223,8 +275,8 @@ def test_why_a_step_did_not_run_is_told_apart(
 ) -> None:
     allocated("srun", text=f"cat <<'END' >&2\n{text}\nEND\nexit 1")
     for act in (
-        lambda: _machines().call(1, "log", "", limit_s=20.0),
-        lambda: step.start(step.on("7", "node-1", "n1"), name="node-1", stdin="", limit_s=20.0),
+        lambda: _machines().call(1, "end", "", limit_s=20.0),
+        lambda: step.start(step.on("7", "node-1", "n1"), name="node-1", limit_s=20.0),
     ):
         with pytest.raises(kind, match=expected) as error:
             act()
@@ -236,7 +288,7 @@ def test_a_step_goes_on_when_its_srun_is_ended(slurm: Callable[..., None], tmp_p
     shepherd = f"(trap '' TERM; read line; echo ended > {tmp_path}/ended) < {tmp_path}/pipe & "
     os.mkfifo(tmp_path / "pipe")
     slurm("srun", text=f"{shepherd}exec 3> {tmp_path}/pipe; cat; echo up; sleep 600")
-    assert step.start(["srun"], name="a", stdin="", limit_s=20.0) == "up"
+    assert step.start(["srun"], name="a", limit_s=20.0) == "up"
     time.sleep(0.2)
     assert not (tmp_path / "ended").exists()
 
@@ -244,13 +296,13 @@ def test_a_step_goes_on_when_its_srun_is_ended(slurm: Callable[..., None], tmp_p
 def test_a_driver_with_many_connections_starts_a_step(slurm: Callable[..., None]) -> None:
     slurm("srun", "up")
     with many_open_files():
-        assert step.start(["srun"], name="a", stdin="", limit_s=20.0) == "up"
+        assert step.start(["srun"], name="a", limit_s=20.0) == "up"
 
 
 def test_a_step_that_says_nothing_is_unknown(slurm: Callable[..., None]) -> None:
     slurm("srun", text="sleep 600")
     with pytest.raises(UnreachableError, match="did not answer within 1 s"):
-        step.start(["srun"], name="a", stdin="", limit_s=1.0)
+        step.start(["srun"], name="a", limit_s=1.0)
 
 
 def test_at_the_end_every_job_of_the_run_is_cancelled(
@@ -270,7 +322,7 @@ def test_machines_that_no_node_has_left_are_cleaned_by_jobs_that_do_not_wait_lon
     config = SlurmRun("/x", "/py", options=options, scratch="/s p", job="7", hosts=hosts)
     machines = SlurmMachines(RUN, f"{tmp_path}/shared/a-{RUN}/control", config)
     for node, host in enumerate((*hosts, "node-4")):
-        machines._begin(Place("7", host), node % 3, "")
+        machines._begin(Place("7", host), node % 3, [])
     marks = [Path(line.split("--mark ")[1]) for line in _asked(tmp_path)]
     assert all(mark.exists() for mark in marks)
     marks[0].unlink(), marks[2].unlink()  # as nodes do that leave their machine

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 from headway.common.errors import HeadwayError
 from headway.launch.slurm import commands
+from headway.launch.slurm.allocation import _by_switch, allocate, job_name, network_of
 from headway.launch.slurm.config import SlurmConfig
-from headway.launch.slurm.machines import _by_switch, allocate, job_name, network_of
 
 RUN = "0123abcd"
 NO_CONTROLLER = "slurm_load_jobs error: Unable to contact slurm controller (connect failure)"
@@ -62,7 +62,7 @@ def test_the_network_is_the_smallest_that_has_every_machine(
 def test_an_allocation_is_waited_for_and_its_reason_said(
     slurm: Callable[..., None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("headway.launch.slurm.machines.POLL_S", 0.05)
+    monkeypatch.setattr("headway.launch.slurm.allocation.POLL_S", 0.05)
     name, said = job_name(RUN), []
     rows = f"8|{name}|PENDING||Resources\n8|{name}|RUNNING|node-[0-1]|None"
     (tmp_path / "rows").write_text(rows)
@@ -107,7 +107,7 @@ def test_machines_of_the_partition_that_are_down_are_waited_for(
     slurm("scontrol", text=f"test -e {tmp_path}/once && {interrupt}; touch {tmp_path}/once\n"
           f"cat <<'END'\n{PARTITIONS}\nEND")  # fmt: skip
     with pytest.MonkeyPatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr("headway.launch.slurm.machines.POLL_S", 0.05)
+        patch.setattr("headway.launch.slurm.allocation.POLL_S", 0.05)
         allocate(SlurmConfig("/x"), RUN, "/x/control", 5, print)
     assert "scancel 8" in _asked(tmp_path)
 

@@ -22,8 +22,9 @@ from headway.launch.kubernetes.machines import KubernetesMachines
 from headway.launch.local import LocalEngine
 from headway.launch.machines import reach
 from headway.launch.machines.engine import Machines, MachinesEngine
+from headway.launch.slurm.allocation import allocate
 from headway.launch.slurm.config import SlurmConfig, SlurmRun
-from headway.launch.slurm.machines import SlurmMachines, allocate
+from headway.launch.slurm.machines import SlurmMachines
 
 MachinesConfig = HostsConfig | SlurmConfig | KubernetesConfig
 DESCRIBE_LIMIT_S = 30.0

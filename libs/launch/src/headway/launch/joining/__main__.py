@@ -75,6 +75,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("--mark", type=Path, help="file to remove once the node left the machine")
     parser.add_argument("--limit", type=float, default=60.0, help="seconds to wait for a driver")
+    parser.add_argument("--ticket", type=Path, help="file with it, instead of standard input")
+    parser.add_argument("--answer", type=Path, help="file for what `log` and `records` print")
     options = parser.parse_args(argv)
     if (options.verb == "pod") != (options.bundle is not None):
         parser.error("only `pod` takes the path of a bundle")
@@ -84,7 +86,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         if options.verb == "describe":
             print(needs.describe())
             return 0
-        ticket = Ticket.from_json(sys.stdin.read())
+        ticket = ticket_of(options.ticket)
         folder = NodeFolder(ticket.folder)
         scratch.check(folder.path)
         match options.verb:
@@ -111,11 +113,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             case "fence":
                 fence(ticket)
                 print(DONE)
-            case "log":
-                show_logs(folder)
-            case "records":
-                for run in folder.path.glob("runs/*"):
-                    print(records.pack(run))
+            case "log" | "records" as verb:
+                answer(verb, folder, options.answer)
     except HeadwayError as error:
         print(f"error: {error}", file=sys.stderr)
         return error.exit_code
@@ -123,6 +122,33 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"error: {error}", file=sys.stderr)
         return 1
     return 0
+
+
+def ticket_of(path: Path | None) -> Ticket:
+    """The ticket in a file, or on standard input.
+
+    Raises:
+        InputError: it is not a ticket, or this machine does not see the file's folder.
+    """
+    if path is None:
+        return Ticket.from_json(sys.stdin.read())
+    check_seen(path.parent)
+    return Ticket.from_json(path.read_text(), source=str(path))
+
+
+def answer(verb: str, folder: NodeFolder, path: Path | None) -> None:
+    """Print the node's logs or records, or write them to a file."""
+    with contextlib.ExitStack() as stack:
+        if path is not None:
+            file = stack.enter_context(path.open("w"))
+            stack.enter_context(contextlib.redirect_stdout(file))
+        if verb == "log":
+            show_logs(folder)
+        else:
+            for run in folder.path.glob("runs/*"):
+                print(records.pack(run))
+    if path is not None:
+        print(DONE)
 
 
 def stay(

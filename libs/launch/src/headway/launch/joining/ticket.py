@@ -53,7 +53,7 @@ class Ticket:
         return json.dumps(asdict(self))
 
     @classmethod
-    def from_json(cls, text: str) -> Ticket:
+    def from_json(cls, text: str, source: str = "standard input") -> Ticket:
         """
         Raises:
             InputError: it is not a ticket.
@@ -63,7 +63,7 @@ class Ticket:
         except (ConfigError, ValueError, TypeError, AttributeError) as error:
             why = error.message if isinstance(error, ConfigError) else error
             raise InputError(
-                f"standard input is not a valid ticket: {why}",
+                f"{source} is not a valid ticket: {why}",
                 remedy="`headway node ticket` prints one",
             ) from error
 

@@ -40,7 +40,7 @@ class Machines(Protocol):
 
         Args:
             node: number of the node.
-            ticket: for the machine, on standard input.
+            ticket: for the machine, with the secrets that it needs to join.
             kill_hung: kill an executor that hangs.
 
         Raises:
@@ -50,6 +50,7 @@ class Machines(Protocol):
 
     def call(self, node: int, verb: str, ticket: str, *, limit_s: float) -> str:
         """Run a verb of ``python -m headway.launch.joining`` on the machine; returns its output.
+        The ticket has no secret.
 
         Raises:
             HeadwayError: it failed.
@@ -149,10 +150,8 @@ class MachinesEngine:
     def fence(self, node: int, epoch: int) -> bool:
         """Make sure that no driver of an earlier epoch acts on the machine, which is cut off if it
         is not reached; False if that cannot be confirmed."""
-        ticket = Ticket.of(self._bundle, node, self._machines.scratch)
-        question = replace(ticket, epoch=epoch).to_json()
         try:
-            self._machines.call(node, "fence", question, limit_s=FENCE_LIMIT_S)
+            self._call(node, "fence", limit_s=FENCE_LIMIT_S, epoch=epoch)
         except UnreachableError:
             return self._machines.cut_off(node, limit_s=FENCE_LIMIT_S)
         except HeadwayError:  # it was reached; its ranks may still be training, so leave it on
@@ -231,8 +230,11 @@ class MachinesEngine:
         """The machine of a node. Raises NodeLost if it has none."""
         return self._machines.name_of(node)
 
-    def _call(self, node: int, verb: str, *, limit_s: float = END_LIMIT_S) -> str:
-        return self._machines.call(node, verb, self._ticket(node), limit_s=limit_s)
+    def _call(self, node: int, verb: str, *, limit_s: float = END_LIMIT_S, epoch: int = 0) -> str:
+        """With a ticket by which no machine can join: it has no secret."""
+        ticket = Ticket.of(self._bundle, node, self._machines.scratch)
+        asked = replace(ticket, token="", epoch=epoch).to_json()
+        return self._machines.call(node, verb, asked, limit_s=limit_s)
 
     def _ticket(self, node: int, *, is_first: bool = False) -> str:
         scratch = self._machines.scratch

@@ -8,25 +8,24 @@ that every new driver finds it.
 from __future__ import annotations
 
 import contextlib
-import ipaddress
 import shlex
-import socket
 import subprocess
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from headway.common.errors import DeadlineError, HeadwayError
+from headway.common.errors import HeadwayError
 from headway.common.log import get_logger
 from headway.common.polling import wait_until
 from headway.launch.engine import NodeLost
 from headway.launch.joining.answers import NO_INIT
 from headway.launch.machines import hooks, reach
 from headway.launch.machines.reach import UnreachableError
-from headway.launch.slurm import commands, step
-from headway.launch.slurm.config import SlurmConfig, SlurmRun
+from headway.launch.slurm import commands, private, step
+from headway.launch.slurm.allocation import job_name, submit
+from headway.launch.slurm.config import SlurmRun
 
 START_LIMIT_S = 90.0
 RESTART_LIMIT_S = (4.0, 60.0)
@@ -34,7 +33,6 @@ RESTART_LIMIT_S = (4.0, 60.0)
 itself waits 12 s for a machine that has no power."""
 LOOK_S = 1.0
 """How long Slurm's answers are reused, since many nodes start at the same time."""
-POLL_S = 2.0
 LEAVE_S = 4.0
 """How long nodes may take to leave their machines after the end of the run."""
 MAX_SWEEPS = 32
@@ -126,23 +124,26 @@ class SlurmMachines:
         place = self._place(node)
         if place is None:
             raise self._waiting(node)
-        if not place.step or (kill_hung and not self._restart(place, node, ticket)):
-            self._forget()
-            self._begin(place, node, ticket)
+        if place.step and not kill_hung:
+            return
+        with private.ticket_file(Path(self._control), ticket) as given:
+            if not place.step or not self._restart(place, node, given):
+                self._forget()
+                self._begin(place, node, given)
 
-    def _begin(self, place: Place, node: int, ticket: str) -> None:
+    def _begin(self, place: Place, node: int, given: Sequence[str]) -> None:
         """Start the step that keeps the node."""
         at_end = "stop" if place.job == self._config.job else "drain"
         notice = ["--notice", str(self._config.notice_s)]
-        words = [self._config.python, *reach.MODULE, "init", "--at-end", at_end, *notice]
+        words = [self._config.python, *reach.MODULE, "init", *given, "--at-end", at_end, *notice]
         with contextlib.suppress(OSError):
             self._marks.mkdir(parents=True, exist_ok=True)
             (self._marks / place.host).touch()
             words += ["--mark", str(self._marks / place.host)]
         started = [*step.on(place.job, place.host, f"n{node}"), "--no-kill", *words]
-        step.start(started, name=place.host, stdin=ticket, limit_s=START_LIMIT_S)
+        step.start(started, name=place.host, limit_s=START_LIMIT_S)
 
-    def _restart(self, place: Place, node: int, ticket: str) -> bool:
+    def _restart(self, place: Place, node: int, given: Sequence[str]) -> bool:
         """Whether a step keeps the node: Slurm shows it for a while after a reboot, too.
 
         Each try may take longer than the one before: an srun and a start of Python may be slow.
@@ -150,7 +151,7 @@ class SlurmMachines:
         first_s, longest_s = RESTART_LIMIT_S
         limit_s = self._restart_limits_s.get(node, first_s)
         self._restart_limits_s[node] = min(2 * limit_s, longest_s)
-        found = self._srun(place, node, "restart", ticket, limit_s)
+        found = self._srun(place, node, ["restart", *given], limit_s)
         self._restart_limits_s.pop(node, None)  # it was long enough
         if found.returncode == NO_INIT:
             return False
@@ -175,16 +176,21 @@ class SlurmMachines:
             raise UnreachableError(
                 f"Slurm has no machine for node {node}", remedy="see `squeue` and `sinfo`"
             )
-        found = self._srun(place, node, verb, ticket, limit_s)
-        self._check(place, found)
-        return found.stdout
+        if verb not in private.ANSWERS:
+            found = self._srun(place, node, [verb], limit_s, stdin=ticket)
+            self._check(place, found)
+            return found.stdout
+        with private.answer_file(Path(self._control)) as answer:
+            words = [verb, "--answer", str(answer)]
+            self._check(place, self._srun(place, node, words, limit_s, stdin=ticket))
+            return answer.read_text()
 
     def _srun(
-        self, place: Place, node: int, verb: str, stdin: str, limit_s: float
+        self, place: Place, node: int, words: Sequence[str], limit_s: float, *, stdin: str = ""
     ) -> subprocess.CompletedProcess[str]:
         """Beside the step that keeps the node."""
-        asked = [self._config.python, *reach.MODULE, verb]
-        started = [*step.on(place.job, place.host, f"n{node}-{verb}"), *asked]
+        asked = [self._config.python, *reach.MODULE, *words]
+        started = [*step.on(place.job, place.host, f"n{node}-{words[0]}"), *asked]
         env = commands.environment("srun")
         return reach.run(started, name=place.host, stdin=stdin, limit_s=limit_s, env=env)
 
@@ -252,134 +258,3 @@ class SlurmMachines:
             self._look()
         for job in self._jobs:
             commands.cancel(job.id)
-
-
-# ---- an allocation for a new run ---------------------------------------------------------------
-def job_name(run_id: str) -> str:
-    """Of a run's allocation."""
-    return f"headway-{run_id}"
-
-
-def submit(config: SlurmConfig, name: str, nodes: int, control: str, *words: str) -> str:
-    """Queue a job whose batch script, ``hold``, ends it when no driver leads the run; returns its
-    number."""
-    keeps = ["--no-kill"] if nodes > 1 else []  # a job of one machine ends with it
-    options = [*keeps, f"--signal=USR1@{config.notice_s}", *config.options]
-    script = [config.python, "-m", "headway.launch.slurm.hold", control, *words]
-    return commands.submit(name, nodes, options, [shlex.quote(word) for word in script])
-
-
-def allocate(
-    config: SlurmConfig, run_id: str, control: str, nodes: int, report: Callable[[str], None]
-) -> SlurmRun:
-    """Queue the allocation of a run and wait until it runs.
-
-    Raises:
-        HeadwayError: Slurm refuses it, cannot give so many machines, or it ended before it ran;
-            nothing stays queued.
-    """
-    name = job_name(run_id)
-    try:
-        number = submit(config, name, nodes, control)
-    except (commands.RefusedError, DeadlineError):  # nothing is queued
-        raise
-    except BaseException:  # it may be queued all the same; Ctrl-C too
-        _cancel(f"--name={name}", report)
-        raise
-    try:
-        job = _running(name, number, nodes, report)
-        hosts = _by_switch(commands.hosts_of(job.nodes))
-        return SlurmRun.of(config, number, hosts, network_of(hosts))
-    except BaseException:
-        _cancel(number, report)
-        raise
-
-
-def _running(name: str, number: str, nodes: int, report: Callable[[str], None]) -> commands.Job:
-    """The job once it runs; reports what it waits for."""
-    said = ""
-    while True:
-        found = [job for job in _jobs_while_down(name) if job.id == number]
-        if not found:
-            raise HeadwayError(
-                f"Slurm job {number} ended before it started",
-                remedy=f"see `sacct -j {number}` or `scontrol show job {number}`",
-            )
-        [job] = found
-        if job.state == "RUNNING":
-            return job
-        if job.reason != said and job.reason not in ("None", ""):
-            said = job.reason
-            report(f"waiting for Slurm's job {number} ({nodes} machines): {said}")
-        if said == "PartitionNodeLimit":
-            _check_partition(number, nodes)
-        time.sleep(POLL_S if said else POLL_S / 10)
-
-
-def _check_partition(number: str, nodes: int) -> None:
-    """Slurm gives the same reason where too few machines are up, for which waiting helps."""
-    most = None
-    with contextlib.suppress(UnreachableError):
-        most = commands.most_nodes(number)
-    if most is not None and most < nodes:
-        raise HeadwayError(
-            f"the run needs {nodes} machines, Slurm's partition gives a job at most {most}",
-            remedy="set launch.nodes and launch.spares, or another partition by SBATCH_PARTITION",
-        )
-
-
-def _cancel(queued: str, report: Callable[[str], None]) -> None:
-    try:
-        commands.cancel(queued)
-    except HeadwayError as error:
-        report(f"a job may still be queued ({error}): end it by `scancel {queued}`")
-
-
-def _by_switch(hosts: tuple[str, ...]) -> tuple[str, ...]:
-    """The machines sorted by switch, because ranks that exchange most data have neighbouring
-    numbers."""
-    try:
-        switches = commands.switches_of(hosts)
-    except HeadwayError:  # the order only matters for speed
-        return hosts
-    first = {above: at for at, above in reversed(list(enumerate(switches)))}
-    above_of = dict(zip(hosts, switches, strict=True))
-
-    def place(host: str) -> tuple[int, ...]:
-        """Of the first machine below each of its switches, from the top one down."""
-        above = above_of[host]
-        return tuple(
-            min(at for other, at in first.items() if other[:depth] == above[:depth])
-            for depth in range(1, len(above) + 1)
-        )
-
-    return tuple(sorted(hosts, key=place))
-
-
-def network_of(hosts: Sequence[str]) -> str:
-    """The smallest network, of at least 256 addresses, with every machine as Slurm reaches it.
-
-    Raises:
-        HeadwayError: a machine's name is unknown here.
-    """
-    numbers = []
-    for address in commands.addresses_of(hosts):
-        try:
-            numbers.append(int(ipaddress.IPv4Address(socket.gethostbyname(address))))
-        except OSError as error:
-            raise HeadwayError(
-                f"cannot resolve {address}: {error.strerror}",
-                remedy='set the network, such as launch.interface="10.0.0.0/16"',
-            ) from error
-    differing = max(one ^ numbers[0] for one in numbers).bit_length()
-    prefix = 32 - max(differing, 8)
-    return str(ipaddress.IPv4Network((numbers[0], prefix), strict=False))
-
-
-def _jobs_while_down(name: str) -> list[commands.Job]:
-    """The jobs of that name, asked again while the controller is away."""
-    while True:
-        try:
-            return commands.jobs([name])
-        except UnreachableError:
-            time.sleep(POLL_S)

@@ -31,13 +31,12 @@ def on(job: str, host: str, name: str) -> list[str]:
     ]  # fmt: skip
 
 
-def start(words: Sequence[str], *, name: str, stdin: str, limit_s: float) -> str:
+def start(words: Sequence[str], *, name: str, limit_s: float) -> str:
     """Start a step and return its first line of output; it continues without this process.
 
     Args:
         words: srun and what it runs.
         name: of the machine, for messages.
-        stdin: what it reads.
         limit_s: until its first line.
 
     Raises:
@@ -48,7 +47,7 @@ def start(words: Sequence[str], *, name: str, stdin: str, limit_s: float) -> str
     try:
         srun = subprocess.Popen(
             words,
-            stdin=subprocess.PIPE,
+            stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             env=commands.environment("srun"),
@@ -59,7 +58,7 @@ def start(words: Sequence[str], *, name: str, stdin: str, limit_s: float) -> str
             f"srun cannot be run: {error.strerror}", remedy="install Slurm's client commands"
         ) from error
     try:
-        line = _first_line(srun, stdin.encode(), limit_s)
+        line = _first_line(srun, limit_s)
         if line:
             return line
         if srun.poll() is None:
@@ -72,18 +71,14 @@ def start(words: Sequence[str], *, name: str, stdin: str, limit_s: float) -> str
         with contextlib.suppress(ProcessLookupError):
             os.killpg(srun.pid, signal.SIGKILL)  # with its shepherd: neither may end the step
         srun.wait()
-        for pipe in (srun.stdin, srun.stdout, srun.stderr):
+        for pipe in (srun.stdout, srun.stderr):
             if pipe is not None:
-                with contextlib.suppress(OSError):
-                    pipe.close()
+                pipe.close()
 
 
-def _first_line(srun: subprocess.Popen[bytes], stdin: bytes, limit_s: float) -> str:
+def _first_line(srun: subprocess.Popen[bytes], limit_s: float) -> str:
     """Empty once it has ended or the time is over."""
-    assert srun.stdin is not None and srun.stdout is not None
-    with contextlib.suppress(OSError):  # it has ended: its output says why
-        srun.stdin.write(stdin)
-        srun.stdin.close()
+    assert srun.stdout is not None
     output = select.poll()
     output.register(srun.stdout, select.POLLIN)
     deadline, found = time.monotonic() + limit_s, b""

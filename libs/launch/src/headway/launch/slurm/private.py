@@ -1,0 +1,66 @@
+"""What must not cross the network in plain: files in the folder that all machines share.
+
+srun sends the standard input and output of a step as they are. A ticket contains secrets, and logs
+are nobody else's business, so they pass through files that only the user can read.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+from headway.common.errors import HeadwayError
+
+ANSWERS = ("log", "records")
+"""Verbs whose output is written to a file."""
+
+
+@contextlib.contextmanager
+def ticket_file(folder: Path, ticket: str) -> Iterator[list[str]]:
+    """The words that make a verb read its ticket from a new file, which exists until the end of the
+    block.
+
+    Raises:
+        HeadwayError: it cannot be written.
+    """
+    with _file(folder, "ticket-") as path:
+        try:
+            path.write_text(ticket)  # closed before the machine opens it, as NFS demands
+        except OSError as error:
+            raise _refused(folder, error) from error
+        yield ["--ticket", str(path)]
+
+
+@contextlib.contextmanager
+def answer_file(folder: Path) -> Iterator[Path]:
+    """A new file for the output of a verb, which exists until the end of the block.
+
+    Raises:
+        HeadwayError: it cannot be made.
+    """
+    with _file(folder, "answer-") as path:
+        yield path
+
+
+@contextlib.contextmanager
+def _file(folder: Path, prefix: str) -> Iterator[Path]:
+    try:
+        handle, name = tempfile.mkstemp(dir=folder, prefix=prefix)
+    except OSError as error:
+        raise _refused(folder, error) from error
+    os.close(handle)
+    try:
+        yield Path(name)
+    finally:
+        with contextlib.suppress(OSError):
+            Path(name).unlink()
+
+
+def _refused(folder: Path, error: OSError) -> HeadwayError:
+    return HeadwayError(
+        f"cannot write in {folder}: {error.strerror}",
+        remedy="all machines and this one need this folder",
+    )
