@@ -35,7 +35,7 @@ def test_a_node_has_folders_of_its_own_and_links_to_what_is_shared(
     node = NodeFolder(tmp_path / "node")
     for _ in range(2):  # twice is as good as once
         node.path.mkdir(exist_ok=True)
-        node.install(bundle, 1, is_first=False)
+        node.install(bundle, 1, keys=node.key(), is_first=False)
     run = RunDir(node.path / "runs" / "a")
     assert run.run_id == bundle.run_id and run.config.read_text() == bundle.config
     assert run.control.resolve() == bundle.control.resolve()
@@ -54,21 +54,21 @@ def test_a_machine_that_lost_the_shared_folder_neither_joins_nor_leads_alone(
 ) -> None:
     node = NodeFolder(tmp_path / "node")
     node.path.mkdir()
-    node.install(bundle, 0, is_first=True)
+    node.install(bundle, 0, keys=node.key(), is_first=True)
     run = RunDir(node.path / "runs" / "a")
     (tmp_path / "shared").rename(tmp_path / "gone")
     assert run.control == run.path / "control", "never the run's own folder"
     with pytest.raises(OSError, match="No such file"):
         FileLease(run.control).claim(0)
     with pytest.raises(InputError, match=r"this machine does not see .*control"):
-        node.install(bundle, 0, is_first=True)
+        node.install(bundle, 0, keys=node.key(), is_first=True)
     assert not (tmp_path / "shared").exists()
 
 
 def test_only_the_user_can_read_what_is_secret(tmp_path: Path, bundle: Bundle) -> None:
     node = NodeFolder(tmp_path / "node")
     node.path.mkdir()
-    node.install(bundle, 1, is_first=True)
+    node.install(bundle, 1, keys=node.key(), is_first=True)
     secret = [path for path in node.path.rglob("*") if path.is_file() and not path.is_symlink()]
     assert len(secret) > 6
     open_ones = [str(path) for path in secret if stat.S_IMODE(path.stat().st_mode) & 0o077]
@@ -81,14 +81,14 @@ def test_it_has_joined_until_the_machine_starts_anew_or_the_run_ends(
     node = NodeFolder(tmp_path / "node")
     assert not node.has_joined(1, "")
     node.path.mkdir()
-    node.install(bundle, 1, is_first=False)
+    node.install(bundle, 1, keys=node.key(), is_first=False)
     assert node.has_joined(1, "")
     with monkeypatch.context() as patched:
         patched.setattr(folder, "boot_id", lambda: "another")
         assert not node.has_joined(1, "")
     node.cluster.remove("nodes/1.run")
     assert not node.has_joined(1, "")
-    node.install(bundle, 1, is_first=False)
+    node.install(bundle, 1, keys=node.key(), is_first=False)
     node.leave()  # before its processes end: a start in between must ask the driver
     assert not node.has_joined(1, "")
     node.leave()

@@ -364,7 +364,7 @@ def test_the_console_key_lies_where_a_command_in_the_pod_looks(
     pod.stay(secret, bundle, folder, lambda: 0)
     found = folder.path / "runs" / "tiny" / "cluster" / "keys" / "console.key"
     assert KeyPair.load(found) == key, "mode 0600 too"
-    folder.install(bundle, 1, is_first=False)
+    folder.install(bundle, 1, keys=folder.key(), is_first=False)
     assert KeyPair.load(found) == key
 
 

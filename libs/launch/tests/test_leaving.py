@@ -39,7 +39,7 @@ def node(tmp_path: Path, bundle: Bundle) -> NodeFolder:
     """Node 1, which has written a log."""
     found = NodeFolder(tmp_path / "scratch" / f"{RUN}-n1")
     found.path.mkdir(parents=True)
-    found.install(bundle, 1, is_first=False)
+    found.install(bundle, 1, keys=found.key(), is_first=False)
     (found.path / "runs" / "a" / "logs" / "n1-agent.log").write_text("a line\n")
     return found
 
@@ -99,7 +99,7 @@ def test_what_was_ended_by_force_keeps_its_logs_and_no_secret(
     assert verbs.end(node, ticket) == 0
     assert (node.path / "runs" / "a" / "logs" / "n1-agent.log").exists()
     assert not _holds_a_secret(node.path) and not node.has_joined(1, "")
-    node.install(bundle, 1, is_first=False)
+    node.install(bundle, 1, keys=node.key(), is_first=False)
     assert node.has_joined(1, "") and node.key() != key, "it joins again as a new one"
     assert node.cluster.key_of("executor") == node.key()
 

@@ -27,6 +27,7 @@ from headway.common.errors import HeadwayError
 from headway.common.node.janitor import end_node, leave_run, processes_of, role_of
 from headway.common.node.process import ProcessId
 from headway.common.polling import wait_until
+from headway.common.wire.keys import KeyPair
 from headway.launch.engines import config_of, of_bundle
 from headway.launch.joining import corpus, needs, records, scratch
 from headway.launch.joining.answers import DONE, NO_INIT
@@ -95,14 +96,10 @@ def main(argv: Sequence[str] | None = None) -> int:
                 corpus.provide(ticket.corpus, ticket.run_id, ticket.node, PREPARE_LIMIT_S)
                 print(DONE)
             case "start":
-                take_part(folder, ticket, options.limit)
-                LocalEngine(folder.cluster).start_node(ticket.node, kill_hung=options.kill_hung)
-                print(wait_for_node(folder.cluster, ticket.node).endpoint)
+                print(start(folder, ticket, options.limit, kill_hung=options.kill_hung))
             case "restart":
-                has_joined = folder.has_joined(ticket.node, ticket.start)
-                if not has_joined or not folder.has_init(ticket.node):
-                    return NO_INIT
-                LocalEngine(folder.cluster).start_node(ticket.node, kill_hung=True)
+                if code := restart(folder, ticket):
+                    return code
                 print(DONE)
             case "init":
                 return stay(folder, ticket, options.at_end, options.notice, options.mark)
@@ -189,46 +186,109 @@ def be_pod(path: Path) -> int:
     return pod.stay(path.parent, bundle, folder, lambda: stay(folder, ticket, "drain", TERM_S))
 
 
+def start(folder: NodeFolder, ticket: Ticket, limit_s: float, *, kill_hung: bool) -> str:
+    """Take part in the run, with an init that runs; returns the executor's endpoint.
+
+    Raises:
+        HeadwayError: as ``take_part``; or the init does not start.
+    """
+    take_part(folder, ticket, limit_s)
+    with scratch.locked(folder.path):  # no init may begin after an end
+        if not folder.has_joined(ticket.node, ticket.start):
+            raise _ended(ticket)
+        LocalEngine(folder.cluster).start_node(ticket.node, kill_hung=kill_hung)
+    return wait_for_node(folder.cluster, ticket.node).endpoint
+
+
+def restart(folder: NodeFolder, ticket: Ticket) -> int:
+    """Kill an executor that hangs; returns the exit code."""
+    with scratch.locked(folder.path):
+        has_joined = folder.has_joined(ticket.node, ticket.start)
+        if not has_joined or not folder.has_init(ticket.node):
+            return NO_INIT
+        LocalEngine(folder.cluster).start_node(ticket.node, kill_hung=True)
+    return 0
+
+
 def take_part(folder: NodeFolder, ticket: Ticket, limit_s: float) -> None:
     """Join the run, unless the machine has done so since it started. What it still runs of an
     earlier start of the run, with the settings of then, is ended before.
 
     Raises:
-        HeadwayError: the driver refuses it, or none answers; or this machine lacks something.
+        HeadwayError: the driver refuses it, or none answers; or this machine lacks something; or
+            the node was ended meanwhile.
     """
     if folder.has_joined(ticket.node, ticket.start):
         return
     check_seen(Path(ticket.control))  # before anything is written below a missing mount
     corpus.provide(ticket.corpus, ticket.run_id, ticket.node)
-    if folder.has_joined(ticket.node, ticket.start):  # by another command meanwhile
-        return
-    if folder.has_joined_another(ticket.node, ticket.start) and end(folder, ticket):
-        raise HeadwayError(
-            f"what an earlier start of run {ticket.run_id} left on this machine does not end",
-            remedy="restart the machine",
-        )
     sweep(folder.path.parent, Path(ticket.control).parent.parent)
-    is_new = not folder.path.exists()
+    scratch.make_around(folder.path)
     try:
         _join(folder, ticket, limit_s)
     except BaseException:  # Ctrl-C too
-        if is_new and not folder.has_joined(ticket.node, ticket.start):
-            shutil.rmtree(folder.path, ignore_errors=True)  # it has a key, and no log yet
+        with contextlib.suppress(OSError, HeadwayError), scratch.locked(folder.path):
+            _remove_unless_needed(folder)
         raise
 
 
 def _join(folder: NodeFolder, ticket: Ticket, limit_s: float) -> None:
-    scratch.make(folder.path)
-    # The first node's ticket may be used again, as after a reboot: then a driver can be asked,
-    # unless all nodes of the run were down at once.
+    """Ask with the key pair in the folder, and install it if it is still there then.
+
+    The driver admits the pair that asked last, and the executor of a node with another one would be
+    refused for the rest of the run. So starts that wait for the driver at once share a pair. An
+    ``end`` does not wait for them: it removes the pair, and those that waited find out afterwards.
+    """
+    with contextlib.ExitStack() as stack:
+        with scratch.locked(folder.path):
+            if folder.has_joined(ticket.node, ticket.start):  # by another command meanwhile
+                return
+            if folder.has_joined_another(ticket.node, ticket.start):
+                _end_earlier_start(folder, ticket)
+            scratch.make(folder.path)
+            stack.enter_context(scratch.used(folder.path))
+            keys = folder.key()
+        while True:
+            bundle, is_first = _ask(ticket, keys, limit_s)
+            with scratch.locked(folder.path):
+                found = folder.found_key()
+                if found is None:
+                    raise _ended(ticket)
+                if found == keys:
+                    if not folder.has_joined(ticket.node, ticket.start):
+                        folder.install(bundle, ticket.node, keys=keys, is_first=is_first)
+                    return
+                keys = found  # of a start after the end, which the driver may have admitted before
+
+
+def _ask(ticket: Ticket, keys: KeyPair, limit_s: float) -> tuple[Bundle, bool]:
+    """The run's bundle, if this machine can take part, and whether this is its first node.
+
+    The first node's ticket may be used again, as after a reboot: then a driver can be asked, unless
+    all nodes of the run were down at once.
+    """
     is_first = bool(ticket.bundle) and not is_led_or_over(Path(ticket.control))
     if is_first:
         bundle = Bundle.from_json(ticket.bundle, source="the ticket")
     else:
-        bundle = join(ticket, folder.key(), limit_s=limit_s)
+        bundle = join(ticket, keys, limit_s=limit_s)
     needs.check(bundle)
     _ = bundle.network.endpoint, bundle.network.fabric_address  # this machine has them
-    folder.install(bundle, ticket.node, is_first=is_first)
+    return bundle, is_first
+
+
+def _ended(ticket: Ticket) -> HeadwayError:
+    return HeadwayError(
+        f"node {ticket.node} of run {ticket.run_id} was ended while it was being started",
+        remedy="start it again",
+    )
+
+
+def _remove_unless_needed(folder: NodeFolder) -> None:
+    """Remove a folder that has a key, and no log yet, unless another start waits with this key."""
+    has_joined = (folder.path / "joined.json").exists()
+    if not has_joined and not folder.logs() and not scratch.is_used(folder.path):
+        shutil.rmtree(folder.path, ignore_errors=True)
 
 
 def is_led_or_over(control: Path) -> bool:
@@ -241,6 +301,21 @@ def is_led_or_over(control: Path) -> bool:
 
 def end(folder: NodeFolder, ticket: Ticket) -> int:
     """End the node; 0 once none of its processes is left, even if its disk has become read-only."""
+    with contextlib.ExitStack() as stack:
+        with contextlib.suppress(OSError, HeadwayError):  # a frozen start keeps nothing alive
+            stack.enter_context(scratch.locked(folder.path))
+        return _end(folder, ticket)
+
+
+def _end_earlier_start(folder: NodeFolder, ticket: Ticket) -> None:
+    if _end(folder, ticket):
+        raise HeadwayError(
+            f"what an earlier start of run {ticket.run_id} left on this machine does not end",
+            remedy="restart the machine",
+        )
+
+
+def _end(folder: NodeFolder, ticket: Ticket) -> int:
     with contextlib.suppress(OSError):
         folder.leave()
     with contextlib.suppress(OSError):
@@ -289,10 +364,10 @@ def epoch_of(driver: ProcessId) -> int:
 
 def show_logs(folder: NodeFolder) -> None:
     """Print the end of every log of the node."""
-    logs = [*folder.path.glob("cluster/logs/*.log"), *folder.path.glob("runs/*/logs/*.log")]
+    logs = folder.logs()
     if not logs:
         print(f"==> no logs in {folder.path} <==")
-    for path in sorted(logs):
+    for path in logs:
         data = path.read_bytes()[-LOG_BYTES:]
         print(f"==> {path.name} <==\n{data.decode('utf-8', 'replace')}")
 

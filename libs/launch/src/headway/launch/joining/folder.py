@@ -83,12 +83,27 @@ class NodeFolder:
                 KeyPair.generate().save(path)
         return KeyPair.load(path)
 
-    def install(self, bundle: Bundle, node: int, *, is_first: bool) -> None:
+    def found_key(self) -> KeyPair | None:
+        """The same; None before it is made, and after the node was ended.
+
+        Raises:
+            HeadwayError: it is damaged.
+        """
+        path = self.path / "node.key"
+        return KeyPair.load(path) if path.exists() else None
+
+    def logs(self) -> list[Path]:
+        """Every log of the node."""
+        patterns = ("cluster/logs/*.log", "runs/*/logs/*.log")
+        return sorted(path for pattern in patterns for path in self.path.glob(pattern))
+
+    def install(self, bundle: Bundle, node: int, *, keys: KeyPair, is_first: bool) -> None:
         """Make everything that an executor of this node needs; what is there stays.
 
         Args:
             bundle: what the run is.
             node: its number.
+            keys: the pair that the driver has admitted.
             is_first: the run has no driver yet, and this node hosts it.
 
         Raises:
@@ -104,19 +119,16 @@ class NodeFolder:
         bundle.save(run / "bundle.json")
         if not (run / "run.json").exists():
             RunDir.create(run, run_id=bundle.run_id)
-        self._install_cluster(bundle)
+        self._install_cluster(bundle, keys)
         carried = {"run_dir": str(run), "run_id": bundle.run_id, "is_fresh": is_first}
         self.cluster.write(f"nodes/{node}.run", carried)
         joined = {"boot_id": boot_id(), "node": node, "start": bundle.start}
         replace_json(self.path / "joined.json", joined)
 
-    def _install_cluster(self, bundle: Bundle) -> None:
-        key = self.key()
+    def _install_cluster(self, bundle: Bundle, keys: KeyPair) -> None:
         for part in ("nodes", "logs", "keys"):
             make_private_folder(self.cluster.path / part)
         for role in ROLES_OF_NODE:
-            path = self.cluster.path / "keys" / f"{role}.key"
-            if not path.exists():
-                key.save(path)
+            replace_file(self.cluster.path / "keys" / f"{role}.key", keys.to_text())
         replace_file(self.cluster.path / "keys" / "console.pub", bundle.console_key)
         self.cluster.describe(bundle.run_id, bundle.nodes, bundle.network)

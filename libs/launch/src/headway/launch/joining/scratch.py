@@ -7,15 +7,19 @@ another one in its place.
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import os
 import stat
+from collections.abc import Iterator
 from pathlib import Path
 
-from headway.common.errors import InputError
+from headway.common.errors import HeadwayError, InputError
 from headway.common.node.run_dir import private_folder
+from headway.common.polling import wait_until
 
 DEFAULT = "/var/tmp/headway-{uid}"
 """``{uid}`` is the number of the user on the machine: each one's folder belongs to who made it."""
+LOCK_LIMIT_S = 20.0
 _SETTING = "`scratch` in the cluster's file to a folder of your own"
 
 
@@ -30,11 +34,16 @@ def make(folder: Path) -> None:
     Raises:
         InputError: another user has made one of them. OSError: they cannot be made.
     """
+    make_around(folder)
+    private_folder(folder, up_to=folder, setting=_SETTING)
+
+
+def make_around(folder: Path) -> None:
+    """Create the scratch around a node's folder. Raises: as ``make``."""
     folder.parent.parent.mkdir(parents=True, exist_ok=True)
     with contextlib.suppress(FileExistsError):
         folder.parent.mkdir(mode=0o700)
     check(folder)
-    private_folder(folder, up_to=folder, setting=_SETTING)
 
 
 def check(folder: Path) -> None:
@@ -55,3 +64,64 @@ def check(folder: Path) -> None:
             raise InputError(
                 f"{path} is not a folder of user {me}", remedy=f"remove it, or set {_SETTING}"
             )
+
+
+@contextlib.contextmanager
+def locked(folder: Path) -> Iterator[None]:
+    """Let no other command change a node's folder. Only for short: what waits for a driver must
+    not hold this, since an ``end`` waits for it.
+
+    The lock is on the scratch around the folder, which itself may be removed meanwhile, so there is
+    no file that stays. Without a scratch there is nothing to change.
+
+    Raises:
+        HeadwayError: another command keeps it for longer than ``LOCK_LIMIT_S``.
+    """
+    with _opened(folder.parent) as scratch:
+        if not wait_until(lambda: _lock(scratch, fcntl.LOCK_EX), LOCK_LIMIT_S):
+            raise HeadwayError(
+                f"{folder.parent} has been locked for {LOCK_LIMIT_S:g} s",
+                remedy="look for a frozen process that has it open (fuser), and end it",
+            )
+        yield
+
+
+@contextlib.contextmanager
+def used(folder: Path) -> Iterator[None]:
+    """Have ``is_used`` say that the node's folder is needed. Its init does so, too, by the same
+    lock, see ``headway.launch.init``."""
+    with _opened(folder) as held:
+        _lock(held, fcntl.LOCK_SH)
+        yield
+
+
+def is_used(folder: Path) -> bool:
+    """Whether another command or the node's init needs the folder; one that is absent is not."""
+    with _opened(folder) as found:
+        return not _lock(found, fcntl.LOCK_EX)
+
+
+@contextlib.contextmanager
+def _opened(folder: Path) -> Iterator[int | None]:
+    """None if there is no such folder."""
+    try:
+        opened = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    except FileNotFoundError:
+        yield None
+        return
+    try:
+        yield opened
+    finally:
+        os.close(opened)
+
+
+def _lock(opened: int | None, kind: int) -> bool:
+    """Whether it is locked now; True as well where folders have no locks, as on NFS."""
+    try:
+        if opened is not None:
+            fcntl.flock(opened, kind | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except OSError:
+        return True
+    return True
