@@ -241,8 +241,8 @@ MUTATIONS = (
     Mutation(
         "leave-without-a-checkpoint-when-the-drain-is-refused",
         f"{LAUNCH}/joining/stay.py",
-        '                        self._ask(holder, "checkpoint")\n',
-        "                        pass\n",
+        '                    self._ask(holder, "checkpoint")\n',
+        "                    pass\n",
         "libs/launch/tests/test_machine_verbs.py::test_each_stay_asks_for_its_own_drain_once_and_for_a_checkpoint_if_that_is_refused",
     ),
     Mutation(

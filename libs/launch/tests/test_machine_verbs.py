@@ -13,7 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from headway.common.errors import RemoteError
+from headway.common.errors import DeadlineError, RemoteError
 from headway.common.node.process import ProcessId
 from headway.common.node.testing import wait_until
 from headway.common.wire.addresses import Network
@@ -121,10 +121,20 @@ def _id(process: subprocess.Popen[bytes]) -> ProcessId:
 
 # ---- a stay ------------------------------------------------------------------------------------
 class Driver:
-    """Notes what it is asked; refuses drains."""
+    """Notes what it is asked; refuses drains until a spare is ready, and is replaced by others."""
 
-    def __init__(self) -> None:
+    def __init__(self, control: Path) -> None:
         self.asked: list[str] = []
+        self.has_spare, self.has_hung = False, False
+        self._lease = FileLease(control)
+
+    def lead(self, epoch: int) -> None:
+        """Take the lease as the driver of this epoch."""
+        me = ProcessId.current()
+        self._lease.claim(epoch - 1)
+        endpoint = "tcp://127.0.0.1:1"
+        holder = Holder(epoch, 0, me.pid, me.start_ticks, endpoint=endpoint, server_key="k")
+        Tenure(self._lease, holder).renew()
 
     def client(self, *_: object, **__: object) -> Driver:
         return self
@@ -137,7 +147,9 @@ class Driver:
 
     def call(self, command: object, *_: object, **__: object) -> None:
         self.asked.append(command.id)  # type: ignore[attr-defined]
-        if command.operation == "drain":  # type: ignore[attr-defined]
+        if self.has_hung:
+            raise DeadlineError("no answer")
+        if command.operation == "drain" and not self.has_spare:  # type: ignore[attr-defined]
             raise RemoteError("no spare is ready")
 
 
@@ -154,11 +166,8 @@ def _stay(folder: Path, node: int, *, at_end: stays.AtEnd = "drain") -> Stay:
 @pytest.fixture
 def driver(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Driver:
     (tmp_path / "control").mkdir()
-    lease, me = FileLease(tmp_path / "control"), ProcessId.current()
-    lease.claim(0)
-    holder = Holder(1, 0, me.pid, me.start_ticks, endpoint="tcp://127.0.0.1:1", server_key="k")
-    Tenure(lease, holder).renew()
-    found = Driver()
+    found = Driver(tmp_path / "control")
+    found.lead(1)
     monkeypatch.setattr(stays, "Client", found.client)
     monkeypatch.setattr(stays.NodeFolder, "__init__", _folder)
     return found
@@ -173,20 +182,63 @@ def _folder(self: NodeFolder, path: Path) -> None:
 
 
 def test_each_stay_asks_for_its_own_drain_once_and_for_a_checkpoint_if_that_is_refused(
-    tmp_path: Path, driver: Driver
+    tmp_path: Path, driver: Driver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(stays, "AGAIN_S", 600.0)
     for _ in range(2):  # the node left, came back, and leaves again under the same driver
         stay = _stay(tmp_path, 1)
-        stay._ask_once()
-        stay._ask_once()
-    kinds = [one.split("-")[0] for one in driver.asked]
-    assert kinds == ["drain", "checkpoint"] * 2
+        stay._ask_when_due()
+        stay._ask_when_due()
+    assert _kinds(driver) == ["drain", "checkpoint"] * 2
     assert len(set(driver.asked)) == 4, "a driver carries each request out once"
+
+
+def test_a_drain_that_is_refused_is_asked_for_again_until_it_is_accepted(
+    tmp_path: Path, driver: Driver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(stays, "AGAIN_S", 0.0)
+    stay = _stay(tmp_path, 1)
+    stay._ask_when_due()
+    stay._ask_when_due()
+    assert _kinds(driver) == ["drain", "checkpoint", "drain"], "one checkpoint"
+    driver.has_spare = True
+    stay._ask_when_due()
+    stay._ask_when_due()
+    assert _kinds(driver) == ["drain", "checkpoint", "drain", "drain"], "not after that"
+
+
+@pytest.mark.parametrize("at_end", ["drain", "stop"])
+def test_each_further_driver_is_asked_too(
+    tmp_path: Path, driver: Driver, monkeypatch: pytest.MonkeyPatch, at_end: stays.AtEnd
+) -> None:
+    monkeypatch.setattr(stays, "AGAIN_S", 0.0)
+    driver.has_spare, stay = True, _stay(tmp_path, 1, at_end=at_end)
+    for epoch in (1, 1, 3, 3):
+        driver.lead(epoch)
+        stay._ask_when_due()
+    assert [one.rpartition("-")[2] for one in driver.asked] == ["1", "3"]
+
+
+def test_a_driver_that_does_not_answer_is_asked_again_at_once(
+    tmp_path: Path, driver: Driver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(stays, "AGAIN_S", 600.0)
+    driver.has_spare = driver.has_hung = True
+    stay = _stay(tmp_path, 1)
+    stay._ask_when_due()
+    driver.has_hung = False
+    stay._ask_when_due()
+    stay._ask_when_due()
+    assert len(driver.asked) == 2
+
+
+def _kinds(driver: Driver) -> list[str]:
+    return [one.split("-")[0] for one in driver.asked]
 
 
 def test_all_nodes_of_an_allocation_ask_for_the_same_stop(tmp_path: Path, driver: Driver) -> None:
     for node in range(3):
-        _stay(tmp_path, node, at_end="stop")._ask_once()
+        _stay(tmp_path, node, at_end="stop")._ask_when_due()
     assert driver.asked == ["stop-under-1"] * 3
 
 

@@ -35,6 +35,8 @@ from headway.launch.leases import lease_of
 
 LOOK_S = 0.5
 CALL_S = 2.0
+AGAIN_S = 5.0
+"""After a refusal: a spare may be ready by then. Also how often another driver is looked for."""
 SPARE_S = 2.0
 """What is left of the notice is used to end by force what has not ended."""
 TERM_S = 30.0
@@ -76,7 +78,9 @@ class Stay:
         self._end, self._release = end, release
         self._request = secrets.token_hex(4)
         self._until: float | None = None
-        self._has_asked = False
+        self._asks_at = 0.0
+        self._accepted_under = -1
+        self._has_saved = False
         self._init: ProcessId | None = None
 
     def run(self) -> int:
@@ -91,7 +95,7 @@ class Stay:
                     self._take(source.recv(64))
                 _reap()
                 if self._until is not None:
-                    self._ask_once()
+                    self._ask_when_due()
                     if time.monotonic() > self._until - SPARE_S:
                         log.warning("the notice is over; ending the node")
                         self._end()
@@ -128,22 +132,29 @@ class Stay:
                 self._until = until
                 log.warning("the machine will be taken away", in_s=notice_s, asks=self._at_end)
 
-    def _ask_once(self) -> None:
-        """Ask the driver, again until one has answered."""
-        if self._has_asked:
+    def _ask_when_due(self) -> None:
+        """Ask the driver until it accepts, and each further driver: it may not know of this end."""
+        if time.monotonic() < self._asks_at:
             return
         holder = self._holder()
         if holder is None or not holder.endpoint:
             return
         with contextlib.suppress(DeadlineError):
-            try:
-                self._ask(holder, self._at_end)
-            except RemoteError as error:
-                log.warning("the driver refuses", reason=error.message)
-                if self._at_end == "drain":  # so that less is lost when the machine goes
-                    with contextlib.suppress(RemoteError):
-                        self._ask(holder, "checkpoint")
-            self._has_asked = True
+            if holder.epoch != self._accepted_under:
+                self._ask_for_the_end(holder)
+            self._asks_at = time.monotonic() + AGAIN_S
+
+    def _ask_for_the_end(self, holder: Holder) -> None:
+        """Raises DeadlineError: the driver does not answer."""
+        try:
+            self._ask(holder, self._at_end)
+            self._accepted_under = holder.epoch
+        except RemoteError as error:
+            log.warning("the driver refuses", reason=error.message)
+            if self._at_end == "drain" and not self._has_saved:  # so that less is lost at the end
+                with contextlib.suppress(RemoteError):
+                    self._ask(holder, "checkpoint")
+                    self._has_saved = True
 
     def _ask(self, holder: Holder, operation: str) -> None:
         node = self._ticket.node
