@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 from headway.common.errors import ConfigError
+from headway.common.node.files import replace_file
 from headway.console.cli import main
 from headway.launch.hosts.config import HostsConfig
 
@@ -21,10 +22,22 @@ def test_a_ticket_that_is_none_is_refused(own_roots: Path) -> None:
         ("{}", "error: standard input is not a valid ticket: configuration key 'run_id' is mis"),
     ):
         if text is not None:
-            ticket.write_text(text)
+            replace_file(ticket, text)
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         assert done.returncode == 2 and done.stderr.startswith(line)
         assert len(done.stderr.splitlines()) == 1
+
+
+@pytest.mark.parametrize("mode", [0o644, 0o640, 0o604, 0o620])
+def test_a_ticket_that_others_can_read_is_refused(
+    own_roots: Path, mode: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    ticket = own_roots / "ticket.json"
+    ticket.touch()
+    ticket.chmod(mode)
+    assert main(["node", "init", "--ticket", str(ticket)]) == 2
+    line = f"error: {ticket} has mode {mode:04o}: other users can read it; chmod 600 {ticket}\n"
+    assert capsys.readouterr().err == line
 
 
 def test_a_folder_is_not_a_ticket(own_roots: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import stat
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -153,7 +154,8 @@ def ticket(
     """Print a ticket that lets a machine join a run as a node.
 
     For machines that your own supervisor starts; see docs/howto/ssh.md. The ticket is one line of
-    JSON and valid for an hour. Keep it secret: it admits any machine.
+    JSON and valid for an hour. Keep it secret: it admits any machine. A file with it must have mode
+    0600; `umask 077` before makes it so.
     """
     from headway.launch.engines import config_of
     from headway.launch.joining.ticket import Ticket
@@ -220,6 +222,7 @@ def init(
         words = ["-m", "headway.launch.joining", "init"]
         try:
             with ticket.open("rb") as file:
+                _check_private(ticket, os.fstat(file.fileno()).st_mode)
                 os.dup2(file.fileno(), sys.stdin.fileno())
         except OSError as error:
             raise InputError(
@@ -230,3 +233,12 @@ def init(
         ClusterFolder(cluster).check_emulated()
         words = ["-m", "headway.launch.init", "--cluster", str(cluster), "--node", str(node)]
     os.execv(sys.executable, [sys.executable, *words])
+
+
+def _check_private(ticket: Path, mode: int) -> None:
+    """A ticket admits any machine. Raises InputError: other users can read the file."""
+    if mode & 0o077:
+        raise InputError(
+            f"{ticket} has mode {stat.S_IMODE(mode):04o}: other users can read it",
+            remedy=f"chmod 600 {ticket}",
+        )

@@ -14,6 +14,7 @@ from typing import Any, Literal
 
 from headway.common.config import to_toml
 from headway.common.errors import HeadwayError
+from headway.common.node.files import replace_file
 from headway.common.node.run_dir import shm_root, sock_root
 from headway.launch.hosts.config import Host, HostsConfig
 from headway.launch.joining import scratch
@@ -196,7 +197,7 @@ class Machines:
         number is its index."""
         node = self.bed.node(index)
         ticket = self.headway("node", "ticket", "--run", name, "--node", str(index)).stdout
-        (node.root / "ticket.json").write_text(ticket)
+        replace_file(node.root / "ticket.json", ticket)
         words = [sys.executable, "-m", "headway.console", "node", "init", "--ticket", "ticket.json"]
         return node.start(words, cwd=self.bed.disk)
 
