@@ -27,6 +27,13 @@ OF_PROCESSES = (
     "kill the driver",
 )  # fmt: skip
 """Kinds that end no worker: the generation continues."""
+WITH_A_LOSER = (
+    "partition of the driver's machine", "partition of another machine",
+    "cut control of the driver's machine", "cut the fabric of a machine",
+    "cut the fabric between two machines", "cut the fabric from one machine to another",
+    "freeze a machine for 20 s", "freeze the driver's machine for 20 s",
+)  # fmt: skip
+"""Kinds after which a machine that still runs must write nothing."""
 FLAP_S = 3.0
 """Equal to ``health.fabric_silence_s``, which starts once an agent has noticed the silence."""
 CUT_S = 15.0

@@ -28,7 +28,7 @@ from headway.testkit.machines import Machines
 
 from benchmarks.digest import final_digest
 from benchmarks.hardware import hardware
-from benchmarks.machine_faults import OF_PROCESSES, STEP_LIMIT_S, Faults, until
+from benchmarks.machine_faults import OF_PROCESSES, STEP_LIMIT_S, WITH_A_LOSER, Faults, until
 
 SETTINGS = (
     "model.hidden=64", "model.heads=4", "model.layers=2", "model.seq_len=128", "train.dtype=fp32",
@@ -76,6 +76,11 @@ def judge(run: Run, rows: Sequence[dict[str, Any]], steps: int) -> list[str]:
     """Every promise that the run under faults broke; empty if none."""
     wrong = [f"{row['fault']}: written after the fencing: {row['writes_after_fencing']}"
              for row in rows if row.get("writes_after_fencing")]  # fmt: skip
+    wrong += [
+        f"{row['fault']}: what it wrote after the fencing is not known"
+        for row in rows
+        if row["fault"] in WITH_A_LOSER and "writes_after_fencing" not in row
+    ]
     wrong += [
         f"{row['fault']}: no pair is named" for row in rows if row.get("pair_is_named") is False
     ]

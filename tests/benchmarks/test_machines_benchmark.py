@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from benchmarks.machine_faults import OF_PROCESSES, Faults
+from benchmarks.machine_faults import OF_PROCESSES, WITH_A_LOSER, Faults
 from benchmarks.machines import judge
 
 STEPS = 6
@@ -23,11 +23,13 @@ GOOD: dict[str, dict[str, Any]] = {
         "writes_after_fencing": [], "generations": (3, 4),
     },
     "cut the fabric between two machines": {
-        "pair_is_named": True, "given_up_for_cuts": [4], "to_blame": [2, 4], "generations": (4, 5),
+        "pair_is_named": True, "given_up_for_cuts": [4], "to_blame": [2, 4],
+        "writes_after_fencing": [], "generations": (4, 5),
     },
     **{kind: {**QUIET, "generations": (5, 5)} for kind in OF_PROCESSES},
 }  # fmt: skip
 ONE, PAIR = "cut the fabric of a machine", "cut the fabric between two machines"
+ABSENT = object()
 WROTE = ["0.10 s: /shared/step-7 by headway.ckpt_store serve"]
 BROKEN: list[tuple[str, dict[str, Any], str]] = [
     ("partition of another machine", {"writes_after_fencing": WROTE},
@@ -59,10 +61,10 @@ OF_JOURNAL = {
 def judged(kind: str = "", change: dict[str, Any] | None = None, **journal: Any) -> list[str]:
     """What is wrong in a good report with one row or one part of the journal changed."""
     found = {**JOURNAL, **journal}
-    rows = [
-        {"fault": name, **row, **((change or {}) if name == kind else {})}
-        for name, row in GOOD.items()
-    ]
+    rows = []
+    for name, row in GOOD.items():
+        changed = {"fault": name, **row, **((change or {}) if name == kind else {})}
+        rows.append({key: value for key, value in changed.items() if value is not ABSENT})
 
     def query(sql: str) -> list[tuple[int]]:
         return [(value,) for value in found[sql.split()[3]]]
@@ -89,6 +91,12 @@ def test_a_journal_with_a_gap_or_an_overtaken_driver_is_wrong(
     assert judged(**{part: value}) == [complaint]
 
 
+@pytest.mark.parametrize("kind", [ONE, PAIR, "partition of another machine"])
+def test_a_machine_whose_writes_were_not_looked_at_is_wrong(kind: str) -> None:
+    found = judged(kind, {"writes_after_fencing": ABSENT})
+    assert found == [f"{kind}: what it wrote after the fencing is not known"]
+
+
 def test_the_judge_knows_the_kinds_by_their_names() -> None:
     source = inspect.getsource(Faults.__init__)
-    assert [kind for kind in GOOD if f'"{kind}": ' not in source] == []
+    assert [kind for kind in (*GOOD, *WITH_A_LOSER) if f'"{kind}": ' not in source] == []

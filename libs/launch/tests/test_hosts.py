@@ -171,6 +171,19 @@ def test_a_machine_that_is_not_reached_is_cut_off_before_it_is_given_up(tmp_path
     assert (tmp_path / "off").read_text() == "b\n"
 
 
+@pytest.mark.parametrize("code", [126, 127])
+def test_a_machine_that_cannot_start_a_program_is_cut_off_before_it_is_given_up(
+    tmp_path: Path, code: int
+) -> None:
+    reach = _program(tmp_path, f"echo 'sh: Input/output error' >&2; exit {code}")
+    fence = ("sh", "-c", f'echo "$0" > {tmp_path}/off', "{name}")
+    engine = of_bundle(_bundle(tmp_path, _config(reach, fence=fence)))
+    with pytest.raises(UnreachableError, match=r"b cannot run .*python.*: sh: Input/output error"):
+        engine.logs(1)
+    engine.lose_node(1)
+    assert (tmp_path / "off").read_text() == "b\n"
+
+
 def test_nothing_runs_as_a_machine_without_a_ticket(capfd: pytest.CaptureFixture[str]) -> None:
     null = os.open(os.devnull, os.O_RDONLY)
     pid = os.posix_spawn(

@@ -1,9 +1,15 @@
-"""Where a driver places ranks that ran elsewhere before."""
+"""What a driver begins with: the journal for itself, and ranks that ran elsewhere before."""
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
-from headway.trainer.control.beginning import is_of_plan
+from headway.common.wire.messages.worker import Steer
+from headway.launch.lease import SupersededError
+from headway.trainer.config import RunConfig
+from headway.trainer.control.beginning import begin, is_of_plan
+from headway.trainer.control.journal import Journal
 
 PLANNED = {0: 0, 1: 0, 2: 1, 3: 1}
 
@@ -23,3 +29,28 @@ def test_a_placement_is_kept_while_the_same_ranks_share_a_node(
     before: dict[int, int], is_kept: bool
 ) -> None:
     assert is_of_plan(before, PLANNED) == is_kept
+
+
+def test_nothing_is_added_to_what_a_new_driver_has_read(tmp_path: Path) -> None:
+    """A former driver may have been frozen until then."""
+    config = RunConfig()
+    old, new = Journal(tmp_path / "run.sqlite", epoch=3), Journal(tmp_path / "run.sqlite", epoch=4)
+    old.add_command("a", Steer(sequence=0, operation="pause"))
+    start = begin(config, "0123abcd", config.launch.nodes, 4, new)
+    assert [steer.operation for steer in start.commands] == ["pause"]
+    with pytest.raises(SupersededError, match="belongs to epoch 4"):
+        old.add_command("b", Steer(sequence=0, operation="stop"))
+    with pytest.raises(SupersededError):
+        begin(config, "0123abcd", config.launch.nodes, 3, old)
+    old.close()
+    new.close()
+
+
+def test_a_driver_begins_on_a_full_disk(tmp_path: Path) -> None:
+    old, new = Journal(tmp_path / "run.sqlite", epoch=3), Journal(tmp_path / "run.sqlite", epoch=4)
+    old._db.execute("BEGIN IMMEDIATE")  # to SQLite, the same kind of error
+    new._db.execute("PRAGMA busy_timeout=0")
+    config = RunConfig()
+    assert begin(config, "0123abcd", config.launch.nodes, 4, new).epoch == 4
+    old.close()
+    new.close()

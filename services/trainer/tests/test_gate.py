@@ -27,6 +27,7 @@ from headway.launch.joining import tokens
 from headway.launch.joining.bundle import Bundle
 from headway.launch.joining.client import this_machine
 from headway.trainer.control import gate as gates
+from headway.trainer.control.decisions.events import Memory
 from headway.trainer.control.gate import Gate, members_of
 from headway.trainer.control.journal import Journal
 from headway.trainer.control.writer import JournalWriter
@@ -134,6 +135,23 @@ def test_the_key_of_an_evicted_node_is_worth_nothing(tmp_path: Path) -> None:
             door.ask(keys=keys)
         leaving.clear()
         assert door.ask(keys=keys).node == 1, "its machine was ended; somebody started it anew"
+
+
+def test_a_next_gate_does_not_admit_a_node_that_was_evicted_and_may_still_run(
+    tmp_path: Path,
+) -> None:
+    """The write that revokes its key may have failed."""
+    keys = {node: KeyPair.generate() for node in (1, 2)}
+    with contextlib.closing(Door(tmp_path)) as first:
+        for node, one in keys.items():
+            first.ask(node, one)
+        done = threading.Event()
+        memory = Memory(evicted=(1, 2), released=(2,))  # node 2 has ended, and has joined again
+        first.writer.submit(lambda journal: journal.remember(memory), lambda *_: done.set())
+        assert done.wait(20.0)
+    with contextlib.closing(Door(tmp_path)) as second:
+        assert set(second.known) == {0, 2}
+        assert not second.admission(keys[1].public) and second.admission(keys[2].public)
 
 
 def _other_token(**changes: Any) -> dict[str, Any]:

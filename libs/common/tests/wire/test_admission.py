@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 from headway.common.errors import DeadlineError
+from headway.common.polling import wait_until
 from headway.common.wire.admission import Admission, KeyFile
 from headway.common.wire.client import Client
 from headway.common.wire.keys import KeyPair
@@ -53,6 +54,29 @@ def test_keys_are_admitted_and_revoked_while_the_server_runs() -> None:
         admission.admit(other.public)
         admission.revoke(known.public)
         assert answers(other) and not answers(known)
+
+
+def test_a_key_that_was_revoked_sends_nothing_more_over_its_open_connection() -> None:
+    own, keys, received = KeyPair.generate(), KeyPair.generate(), []
+    admission = Admission({own.public})
+    handlers = {Ping: lambda *got: received.append(got) or Done()}
+    with (
+        Server("tcp://127.0.0.1:0", handlers, keys=keys, allowed=admission) as server,
+        Client(server.endpoint, keys=own, server_key=keys.public) as client,
+    ):
+
+        def is_handled() -> bool:
+            return bool(server.socket.poll(20) and server.handle_ready())
+
+        client.notify(Ping())
+        assert wait_until(is_handled, 10.0) and len(received) == 1
+        admission.revoke(own.public)
+        client.notify(Ping())
+        assert wait_until(is_handled, 10.0) and len(received) == 1
+        assert server.counts["revoked"] == 1
+        admission.admit(own.public)
+        client.notify(Ping())
+        assert wait_until(is_handled, 10.0) and len(received) == 2
 
 
 def test_a_file_of_keys_is_followed(tmp_path: Path) -> None:

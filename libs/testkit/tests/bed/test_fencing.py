@@ -45,6 +45,11 @@ def test_a_driver_may_write_on_a_machine_that_was_given_up_only_if_it_still_lead
     assert _found(*events, begin=ANEW[:1]) == of_both
 
 
+def test_an_earlier_return_of_the_machine_does_not_count() -> None:
+    before = [(0.0, 1, "node_returned", '{"node": 0}'), ANEW[1]]
+    assert _found(begin=before) == _found()
+
+
 def test_a_save_that_is_under_way_may_end_before_the_next_generation_is_recorded() -> None:
     lost, next_one = (4.0, 2, "node_lost", '{"node": 0}'), (6.0, 2, "generation", "{}")
     found = _found((3.5, 2, "generation", "{}"), lost, next_one)

@@ -42,6 +42,19 @@ def test_new_written_moved_and_removed_files_are_told_by_machine(bed: Bed, share
         assert any("echo 1 >" in one.command for one in writes.of(second))
 
 
+def test_what_a_machine_wrote_before_it_lost_power_stays_its_own(bed: Bed, shared: Path) -> None:
+    node = bed.node(1)
+    with Writes(shared) as writes:
+        for name in ("before", "after"):
+            node.run(["sh", "-c", f"echo 1 > {shared}/{name}; sleep 0.5"])
+            node.kill()
+            node.boot()
+        wait_until(lambda: len(writes.of(node)) > 1, what="both files")
+        found = {one.path for one in writes.of(node) if one.machine}
+        assert found == {f"{shared}/before", f"{shared}/after"}
+        assert not [one for one in writes.of(bed.node(0)) if one.machine]
+
+
 def test_the_host_is_another_machine(bed: Bed, shared: Path) -> None:
     with Writes(shared) as writes:
         (shared / "of the host").write_text("1")

@@ -10,10 +10,7 @@ from headway.common.wire.keys import is_public_key
 
 
 class Admission:
-    """Public keys that may be added and taken back at any time; asked by another thread.
-
-    A key that was taken back keeps an open connection until that ends.
-    """
+    """Public keys that may be added and taken back at any time; asked by another thread, too."""
 
     def __init__(self, keys: Collection[bytes] = ()) -> None:
         self._keys = frozenset(keys)

@@ -59,8 +59,9 @@ class Server:
     newest 1,024 answers (8 MiB) are kept for that. For a note, the return value is ignored.
 
     ``allowed``: public keys of the clients that may connect, or a function that says of a key
-    whether it may, called on a thread of its own; None admits every client that knows the server's
-    key. ``backlog``: clients that may connect at the same moment; to any beyond, their kernel
+    whether it may; None admits every client that knows the server's key. It is called for each new
+    connection, on a thread of its own, and for each message: whom it no longer admits is refused.
+    ``backlog``: clients that may connect at the same moment; to any beyond, their kernel
     answers only after a second or more. ``counts`` counts what was received and refused, by kind.
 
     Raises:
@@ -90,6 +91,7 @@ class Server:
         self._slowest = ("", 0.0)
         self._context = zmq.Context()
         self._gate: ThreadAuthenticator | None = None
+        self._allowed: Admits | None = None
         self.socket: zmq.Socket[bytes] = self._context.socket(zmq.ROUTER)
         try:
             self._secure(keys, allowed)
@@ -128,7 +130,8 @@ class Server:
                 frames = self._receive()
             except zmq.ZMQError:  # nothing left, or the socket was closed by a handler
                 return handled
-            self._handle(frames)
+            if frames is not None:
+                self._handle(*frames)
         return MAX_FRAMES_A_TURN
 
     def send(self, peer: bytes, message: Message) -> bool:
@@ -182,26 +185,28 @@ class Server:
                         remedy="pass KeyPair.public of each client",
                     )
                 allowed = frozenset(allowed).__contains__
+            self._allowed = allowed
             self._gate = ThreadAuthenticator(self._context)
             self._gate.start()
             self._gate.configure_curve_callback(domain="*", credentials_provider=_Allowed(allowed))
 
-    def _receive(self) -> list[bytes] | None:
-        """[peer, frame], or None for a message with another number of
-        frames, which is discarded."""
-        frames = [self.socket.recv(zmq.NOBLOCK)]
-        num_frames = 1
-        while self.socket.getsockopt(zmq.RCVMORE):
-            part = self.socket.recv(zmq.NOBLOCK)
-            num_frames += 1
-            if num_frames == 2:
-                frames.append(part)
-        return frames if num_frames == 2 else None
+    def _receive(self) -> tuple[bytes, bytes] | None:
+        """(peer, frame), or None for a message that is refused."""
+        part = first = self.socket.recv(zmq.NOBLOCK, copy=False)
+        frame, num_frames = b"", 0
+        while part.more:
+            part = self.socket.recv(zmq.NOBLOCK, copy=False)
+            frame, num_frames = frame or part.bytes, num_frames + 1
+        if num_frames != 1:
+            self._refuse("wrong_frame_count", "a message must have one frame")
+            return None
+        # of the handshake; the connection may be older than the decision that ends it
+        if self._allowed is not None and not self._allowed(str(first.get("User-Id")).encode()):
+            self._refuse("revoked", "a message from a client that is no longer admitted")
+            return None
+        return first.bytes, frame
 
-    def _handle(self, frames: list[bytes] | None) -> None:
-        if frames is None:
-            return self._refuse("wrong_frame_count", "a message must have one frame")
-        peer, frame = frames
+    def _handle(self, peer: bytes, frame: bytes) -> None:
         try:
             envelope = codec.decode_frame(frame)
         except WireError as error:

@@ -14,6 +14,8 @@ from headway.launch.machines.reach import UnreachableError
 START_LIMIT_S = 90.0
 REACH_LIMIT_S = 20.0
 SSH_FAILED = 255
+NOT_RUN = (126, 127)
+"""Of a shell: the program cannot be read or is absent, as where a disk is dying."""
 """Exit code of ssh(1) where it could not connect."""
 
 
@@ -61,6 +63,11 @@ class HostMachines:
             raise UnreachableError(
                 f"{name} cannot be reached: {line}",
                 remedy="check that it is up and that you can log in without a password",
+            )
+        if found.returncode in NOT_RUN:  # what runs there is not known
+            raise UnreachableError(
+                f"{name} cannot run {words[0]}: {reach.last_line(found.stderr) or 'no output'}",
+                remedy="set its path as `python` in hosts.toml; if it is right, look at the disk",
             )
         if found.returncode:
             raise reach.refusal(name, found.returncode, found.stderr, found.stdout)

@@ -53,6 +53,8 @@ class Node:
         """Output of processes that have no log of their own."""
         self._view, self._files, self._network, self._groups = view, dict(files), network, groups
         self._boot: Boot | None = None
+        self._boots: list[tuple[float, int]] = []
+        """Of each boot: when it began, and the inode of its pid namespace."""
         self._is_up = False
         self._group: Group | None = None
         self._is_frozen = False
@@ -80,12 +82,15 @@ class Node:
             "files": {**self._files, **own},
             "clock_offsets": self._clock_offsets() if HAS_CLOCKS else {},
         }
+        self._began_unix_s = time.time()
         self._boot = Boot(order, self._group, self.console)
 
     def finish_boot(self) -> None:
         """Wait until it is up and connected."""
         try:
             self._powered.finish()
+            namespace = Path(f"/proc/{self._powered.pid}/ns/pid").stat().st_ino
+            self._boots.append((self._began_unix_s, namespace))
             self._network.plug(self.index, self._powered.pid)
             self._is_up = True
         except BaseException:
@@ -139,6 +144,11 @@ class Node:
     def pid(self) -> int:
         """Of process 1, as the host counts."""
         return self._up.pid
+
+    def pid_namespace(self, unix_s: float) -> int:
+        """Inode of the one it had at a time, until the next boot; -1 before its first one."""
+        found = [namespace for began_unix_s, namespace in self._boots if began_unix_s <= unix_s]
+        return found[-1] if found else -1
 
     @property
     def boot_id(self) -> str:

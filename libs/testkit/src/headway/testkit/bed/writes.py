@@ -84,7 +84,7 @@ class Writes:
             os.close(fd)
 
     def of(self, node: Node) -> list[Write]:
-        """Writes by processes of a running machine since its boot, and by processes that had ended
+        """Writes by processes of a machine, in each of its boots, and by processes that had ended
         before their machine could be determined.
 
         Raises:
@@ -92,8 +92,9 @@ class Writes:
         """
         if not self._is_complete:
             raise HeadwayError(f"not all writes below {self._folder} are known")
-        machine = Path(f"/proc/{node.pid}/ns/pid").stat().st_ino
-        return [write for write in list(self._seen) if write.machine in (machine, 0)]
+        return [
+            one for one in list(self._seen) if one.machine in (node.pid_namespace(one.unix_s), 0)
+        ]
 
     def _record(self) -> None:
         while True:

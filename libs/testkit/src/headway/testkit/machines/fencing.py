@@ -42,7 +42,7 @@ def writes_after_fencing(
     """
     times = {
         name: unix_s
-        for unix_s, _, name, fields in reversed(events)
+        for unix_s, _, name, fields in reversed(events[1:])
         if json.loads(fields).get("node") == node.index
     }
     led_anew = min((at for at, epoch, *_ in events if epoch > events[0][1]), default=math.inf)

@@ -25,7 +25,12 @@ def begin(
     former_silent_s: float = 0.0,
 ) -> Start:
     """The start of the driver with number ``epoch``, on a cluster of ``nodes`` nodes, which join
-    it one by one if ``is_joined``; ``former`` as in ``Start``."""
+    it one by one if ``is_joined``; ``former`` as in ``Start``.
+
+    Raises:
+        SupersededError: a newer driver leads the run.
+    """
+    journal.lead()  # first: nothing may be added to what is read now
     placement = Placement(config.parallel.grid, config.launch.ranks_per_node)
     carriers = range(placement.num_nodes)
     planned = {rank: node for node in carriers for rank in placement.ranks_of(node)}

@@ -68,10 +68,16 @@ class _Pending:
 
 
 def members_of(journal: Journal) -> dict[int, Member]:
-    """The nodes that earlier drivers admitted; if they cannot be read, the nodes join again."""
+    """The nodes that earlier drivers admitted; none if they cannot be read.
+
+    Without those that were evicted and may still run: what revokes a key may not be written.
+    """
+    memory = journal.memory()
+    leaving = {*memory.evicted} - {*memory.released}
     try:
         rows = json.loads(journal.fact(FACT, "{}"))
-        return {int(node): from_dict(Member, row) for node, row in rows.items()}
+        members = {int(node): from_dict(Member, row) for node, row in rows.items()}
+        return {node: member for node, member in members.items() if node not in leaving}
     except (ConfigError, ValueError, TypeError, AttributeError) as error:
         log.warning("the members of the run cannot be read", error=str(error))
         return {}

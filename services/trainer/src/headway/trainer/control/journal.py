@@ -191,6 +191,11 @@ class Journal:
             self._put("epoch", str(self.epoch))
 
     # ---- facts and decisions ------------------------------------------------------------------
+    def lead(self) -> None:
+        """From now on no earlier driver writes; on a full disk only from the first write on."""
+        with contextlib.suppress(sqlite3.OperationalError):
+            self.set_facts()
+
     def fact(self, key: str, default: str) -> str:
         """A single remembered value."""
         row = self._db.execute("SELECT value FROM facts WHERE key = ?", (key,)).fetchone()
