@@ -14,7 +14,7 @@ from headway.common.errors import HeadwayError
 from headway.common.node.testing import wait_until
 from headway.console.run import Run
 from headway.testkit.machines import Machines
-from headway.testkit.machines.encrypted import senders_by_curve
+from headway.testkit.machines.encrypted import pairs_by_curve
 from headway.testkit.machines.small import SMALL
 from headway.testkit.machines.waits import is_stepping, until, until_empty
 
@@ -150,12 +150,14 @@ def _steer_by_a_gateway(machines: Machines) -> None:
 def test_a_run_on_machines_is_steered_from_machines_without_torch(
     machines: Machines, corpus: Path, tmp_path: Path
 ) -> None:
-    machines.run(TINY, "d", *SMALL, f"data.path={corpus}", "train.steps=100000")
-    until(machines, "d", lambda s: is_stepping(s, 6), "the run does not step")
-    _steer_without_torch(machines)
     with machines.bed.capture(tmp_path / "wire.pcap"):
+        machines.run(TINY, "d", *SMALL, f"data.path={corpus}", "train.steps=100000")
+        until(machines, "d", lambda s: is_stepping(s, 6), "the run does not step")
+        _steer_without_torch(machines)
         _steer_by_a_gateway(machines)
-    encrypted = senders_by_curve(tmp_path / "wire.pcap", machines.runs / "d")
-    assert {machines.head.address, machines.bed.node(2).address} <= encrypted
+    fabric = [node.fabric_address for node in machines.bed.nodes]
+    pairs = pairs_by_curve(tmp_path / "wire.pcap", machines.runs / "d", fabric=fabric)
+    head, other = machines.head.address, machines.bed.node(2).address
+    assert {(head, other), (other, head)} <= pairs, "by the gateway"
     _execute_notebook(machines, "d")
     until_empty(machines)

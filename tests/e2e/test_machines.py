@@ -22,7 +22,7 @@ from headway.testkit.bed import Process
 from headway.testkit.bed.node import Node
 from headway.testkit.bed.writes import Writes
 from headway.testkit.machines import Machines
-from headway.testkit.machines.encrypted import senders_by_curve
+from headway.testkit.machines.encrypted import pairs_by_curve
 from headway.testkit.machines.fencing import EVENTS, writes_after_fencing
 from headway.testkit.machines.small import SMALL
 from headway.testkit.machines.waits import is_stepping, until, until_empty, until_recovered
@@ -56,7 +56,9 @@ def test_a_run_outlives_the_machine_of_its_driver_and_sends_nothing_in_plain(
         until(machines, "a", lambda s: s["nodes"].get("0") == "spare", "it does not return")
     joined = [node for node in nodes if node is not machines.head]
     addresses = {one for node in joined for one in (node.address, node.fabric_address)}
-    assert addresses <= senders_by_curve(tmp_path / "wire.pcap", machines.runs / "a")
+    fabric = [node.fabric_address for node in nodes]
+    pairs = pairs_by_curve(tmp_path / "wire.pcap", machines.runs / "a", fabric=fabric)
+    assert addresses <= {source for source, _ in pairs}
     machines.headway("stop", "a")
     until_empty(machines)
     stopped_at = json.loads(machines.headway("status", "a", "--json", check=False).stdout)["step"]

@@ -14,9 +14,20 @@ if TYPE_CHECKING:
     from headway.testkit.bed.node import Node
     from headway.testkit.bed.process import Process
     from headway.testkit.bed.shaping import CannotError
-    from headway.testkit.bed.streams import Stream, streams
+    from headway.testkit.bed.traffic import Datagram, Stream, datagrams, streams
 
-__all__ = ["Bed", "CannotError", "Capture", "Listener", "Node", "Process", "Stream", "streams"]
+__all__ = [
+    "Bed",
+    "CannotError",
+    "Capture",
+    "Datagram",
+    "Listener",
+    "Node",
+    "Process",
+    "Stream",
+    "datagrams",
+    "streams",
+]
 
 # Lazy, because the first process of every node imports this package.
 __getattr__, __dir__ = lazy(
@@ -27,5 +38,5 @@ __getattr__, __dir__ = lazy(
     node="Node",
     process="Process",
     shaping="CannotError",
-    streams="Stream streams",
+    traffic="Datagram Stream datagrams streams",
 )
