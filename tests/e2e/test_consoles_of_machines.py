@@ -7,6 +7,7 @@ import re
 import shutil
 import sys
 from pathlib import Path
+from typing import Any
 
 import nbformat
 import pytest
@@ -22,8 +23,16 @@ REPOSITORY = Path(__file__).resolve().parents[2]
 TINY = REPOSITORY / "examples" / "tiny.toml"
 NOTEBOOK = REPOSITORY / "notebooks" / "01_launch_and_steer.ipynb"
 LIMIT_S = 150.0
+NEW_RATE = 7e-4
+"""Between those of the schedule's first steps and its later ones."""
 CONSOLES = Path(__file__).with_name("consoles")
 """What runs on a machine without torch."""
+
+
+def _rate(machines: Machines, name: str) -> float:
+    """The learning rate of the newest step in the journal."""
+    newest = "SELECT lr FROM metrics ORDER BY generation DESC, step DESC LIMIT 1"
+    return float(Run(machines.runs / name).query(newest)[0][0])
 
 
 def _steer_without_torch(machines: Machines) -> None:
@@ -42,8 +51,25 @@ def _steer_without_torch(machines: Machines) -> None:
 
     with pytest.raises(HeadwayError, match="No module named 'torch'"):
         run("-c", "import torch")
-    assert json.loads(headway("status", "d", "--json"))["phase"] == "running"
-    headway("pause", "d"), headway("set", "d", "lr=1e-3"), headway("resume", "d")
+
+    def status() -> dict[str, Any]:
+        return dict(json.loads(headway("status", "d", "--json")))
+
+    assert status()["phase"] == "running"
+    assert headway("pause", "d", "--wait") == "pause: applied to d\n"
+    held = status()["status"]
+    assert held["paused"] and _rate(machines, "d") != NEW_RATE
+    headway("set", "d", f"lr={NEW_RATE:g}")  # which ranks apply at their next step
+    assert status()["status"]["paused"]
+    assert headway("resume", "d", "--wait") == "resume: applied to d\n"
+    reached = max(rank["step"] for rank in held["ranks"])
+    wait_until(
+        lambda: is_stepping(status()["status"], reached), what="a next step", timeout_s=LIMIT_S
+    )
+    assert not status()["status"]["paused"]
+    wait_until(
+        lambda: _rate(machines, "d") == NEW_RATE, what="the new learning rate", timeout_s=LIMIT_S
+    )
     assert " n1-" in headway("logs", "d", "--tail", "200"), "of another machine"
     words = ["trace", "d", "--out", folder / "trace.json", "--runs-dir", machines.runs]
     trace = [sys.executable, "-m", "headway.console", *words]
@@ -109,10 +135,6 @@ def _steer_by_a_gateway(machines: Machines) -> None:
         command = [*python, "headway.console", *words]
         return node.run(command, **there, timeout_s=LIMIT_S).stdout
 
-    def rate() -> float:
-        last = "SELECT lr FROM metrics ORDER BY generation DESC, step DESC LIMIT 1"
-        return float(Run(machines.runs / "d").query(last)[0][0])
-
     found = headway("--cluster", "gateway.key", "status", "d", "--json")
     assert json.loads(found)["status"]["phase"] == "running"
     assert "d is live" in headway("attach", "gateway.key", "d")
@@ -121,9 +143,9 @@ def _steer_by_a_gateway(machines: Machines) -> None:
     assert machines.status("d")["status"]["paused"]
     headway("resume", "d")
     assert headway("set", "d", "lr=3e-4", "--wait") == "set lr=0.0003: applied to d\n"
-    wait_until(lambda: rate() == 3e-4, what="the new rate", timeout_s=LIMIT_S)
+    wait_until(lambda: _rate(machines, "d") == 3e-4, what="the new rate", timeout_s=LIMIT_S)
     assert headway("unset", "d", "lr", "--wait") == "unset lr: applied to d\n"
-    wait_until(lambda: rate() != 3e-4, what="the schedule's rate", timeout_s=LIMIT_S)
+    wait_until(lambda: _rate(machines, "d") != 3e-4, what="the schedule's rate", timeout_s=LIMIT_S)
     assert " n1-" in headway("logs", "d", "--tail", "200"), "of another machine"
     copied = node.root / "runs" / "d"
     assert {"n0", "n1"} <= {path.name[:2] for path in copied.glob("logs/*")}
