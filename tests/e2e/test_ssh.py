@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -49,22 +50,33 @@ def _ours(node: Node) -> list[str]:
 
 
 @pytest.mark.timeout(400)
-def test_a_run_over_ssh_outlives_a_machine_and_leaves_nothing(
+def test_a_run_over_ssh_outlives_the_machine_of_its_driver_and_resumes(
     machines: Machines, corpus: Path
 ) -> None:
     machines.run(TINY, "a", *MODEL, f"data.path={corpus}")
     before = until(machines, "a", lambda s: is_stepping(s, 6), "the run does not step")
-    machines.bed.node(1).kill()
-    until_recovered(machines, "a", before)
-    machines.boot(1)
-    until(machines, "a", lambda s: s["nodes"].get("1") == "spare", "the machine does not return")
-    machines.headway("stop", "a")
+    machines.bed.node(0).kill()
+    after = until_recovered(machines, "a", before)
+    assert after["epoch"] > before["epoch"], "its driver was on node 0"
+    machines.boot(0)
+    until(machines, "a", lambda s: s["nodes"].get("0") == "spare", "the machine does not return")
+    _stop(machines, "a")
+    machines.headway("logs", "a")
+    assert {"n0", "n1"} <= {path.name[:2] for path in (machines.runs / "a").glob("logs/*")}
+    stopped_at = json.loads(machines.headway("status", "a", "--json", check=False).stdout)["step"]
+    assert stopped_at > 0
+    machines.run(TINY, "a", *MODEL, f"data.path={corpus}")  # resumes: each machine joins anew
+    until(machines, "a", lambda s: is_stepping(s, stopped_at), "it does not resume")
+    _stop(machines, "a")
+
+
+def _stop(machines: Machines, name: str) -> None:
+    """With a checkpoint; returns once nothing of the run is left on any machine."""
+    machines.headway("stop", name)
     deadline = time.monotonic() + LIMIT_S
     while left := [line for node in machines.bed.nodes for line in _left_on(machines, node)]:
         assert time.monotonic() < deadline, left
         time.sleep(0.3)
-    machines.headway("logs", "a")
-    assert {"n0", "n1"} <= {path.name[:2] for path in (machines.runs / "a").glob("logs/*")}
 
 
 def _left_on(machines: Machines, node: Node) -> list[str]:
