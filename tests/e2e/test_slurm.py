@@ -1,7 +1,11 @@
-"""A real Slurm on five machines: runs on it, what it loses, and what it is told to end."""
+"""A real Slurm on five machines: runs on it, what it loses, what it is told to end, and that it
+carries nothing private, as it encrypts nothing."""
 
 from __future__ import annotations
 
+import json
+import re
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,6 +15,7 @@ import pytest
 from headway.ckpt_store.client import newest
 from headway.common.node.testing import wait_until
 from headway.console.run import Run
+from headway.testkit.bed import Stream, streams
 from headway.testkit.bed.node import Node
 from headway.testkit.machines import Machines
 from headway.testkit.machines.slurm import Slurm
@@ -25,6 +30,19 @@ MODEL = (
 )  # fmt: skip
 LIMIT_S = 150.0
 DAEMONS = ("slurmd", "slurmctld", "munged", "slurmstepd", ": slurmscriptd")
+BY_PIPELINE = ("parallel.pp=2", "parallel.dp=1")
+"""Stages send each other far less than replicas do, all of which a capture records."""
+LOGS_OF = """\
+import sys
+from pathlib import Path
+from headway.launch.engines import of_bundle
+from headway.launch.joining.bundle import Bundle
+print(of_bundle(Bundle.load(Path(sys.argv[1]))).logs(int(sys.argv[2])))
+"""
+A_LINE = b'"event": "driver is up"'
+TOKEN = re.compile(rb"[0-9]{10}\.[0-9]{1,9}\.[0-9a-f]{64}")
+RECORDS = re.compile(rb"H4sI[A-Za-z0-9+/]{100}")
+"""Of an archive made by gzip, in base64."""
 
 
 @pytest.fixture(scope="module")
@@ -89,18 +107,46 @@ def test_a_run_trains_on_steps_and_gives_the_machines_back(
 
 @pytest.mark.timeout(600)
 def test_nodes_that_die_are_replaced_by_a_spare_and_then_by_further_jobs(
-    machines: Machines, corpus: Path
+    machines: Machines, corpus: Path, tmp_path: Path
 ) -> None:
-    before = _start(machines, "b", corpus)
-    machines.bed.node(1).kill()
-    before = until_recovered(machines, "b", before)
-    assert machines.slurm is not None
-    until(machines, "b", lambda s: s["nodes"].get("1") == "spare", "no further job joins")
+    with machines.bed.capture(tmp_path / "wire.pcap"):
+        before = _start(machines, "b", corpus, *BY_PIPELINE)
+        _read_logs(machines, "b")
+        machines.bed.node(1).kill()
+        before = until_recovered(machines, "b", before)
+        assert machines.slurm is not None
+        until(machines, "b", lambda s: s["nodes"].get("1") == "spare", "no further job joins")
     assert any(job.split()[0].endswith("-n1") for job in machines.slurm.queue())
     machines.bed.node(0).kill()
     before = until_recovered(machines, "b", before)
     machines.headway("stop", "b")
     machines.boot(0), machines.boot(1)  # a job on each removes the folder of its node
+    _check_private(tmp_path / "wire.pcap", machines.runs / "b")
+
+
+def _read_logs(machines: Machines, name: str) -> None:
+    """In both ways: all records, and the ends of the logs, as where a driver does not start."""
+    machines.headway("logs", name)
+    assert {"n0", "n1"} <= {path.name[:2] for path in (machines.runs / name).glob("logs/*")}
+    words = [sys.executable, "-c", LOGS_OF, machines.runs / name / "bundle.json", "0"]
+    shown = machines.head.run(words, env=machines.env, cwd=machines.runs).stdout
+    assert A_LINE.decode() in shown
+
+
+def _check_private(capture: Path, run: Path) -> None:
+    """The run's secret, the tokens of its tickets and its logs have not crossed in plain."""
+    sent, secret = streams(capture), json.loads((run / "bundle.json").read_text())["secret"]
+    words = [b"headway.launch.joining", b"--ticket", b"--answer"]
+    for word in words:
+        assert any(word in one.data for one in sent), "Slurm's own calls are in the capture"
+    for private in (secret.encode(), A_LINE, b'"event"'):
+        assert [_ends(one) for one in sent if private in one.data] == [], private
+    for form in (TOKEN, RECORDS):
+        assert [_ends(one) for one in sent if form.search(one.data)] == [], form
+
+
+def _ends(one: Stream) -> str:
+    return f"{one.source}:{one.source_port} -> {one.target}:{one.target_port}"
 
 
 @pytest.mark.timeout(600)
