@@ -58,9 +58,9 @@ def _steer_without_torch(machines: Machines) -> None:
     assert status()["phase"] == "running"
     assert headway("pause", "d", "--wait") == "pause: applied to d\n"
     held = status()["status"]
-    assert held["paused"] and _rate(machines, "d") != NEW_RATE
-    headway("set", "d", f"lr={NEW_RATE:g}")  # which ranks apply at their next step
-    assert status()["status"]["paused"]
+    assert held["paused"]
+    assert headway("set", "d", f"lr={NEW_RATE:g}", "--wait") == "set lr=0.0007: applied to d\n"
+    assert status()["status"]["paused"] and _rate(machines, "d") != NEW_RATE, "it takes a step"
     assert headway("resume", "d", "--wait") == "resume: applied to d\n"
     reached = max(rank["step"] for rank in held["ranks"])
     wait_until(
