@@ -18,7 +18,7 @@ from headway.common.config import load
 from headway.common.errors import HeadwayError
 from headway.testkit.bed import Process
 from headway.testkit.machines import Machines
-from headway.testkit.machines.machines import Way
+from headway.testkit.machines.machines import Way, placement
 from headway.testkit.machines.slurm import Slurm
 from headway.trainer.config import RunConfig
 
@@ -42,7 +42,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"error: this host cannot simulate machines: {reason}", file=sys.stderr)
         return 2
     try:
-        corpus = _corpus(load(RunConfig, [options.config], options.set))
+        placed = [*placement(options.count), *options.set]
+        corpus = _corpus(load(RunConfig, [options.config], placed))
         options.folder.mkdir(parents=True, exist_ok=True)
         visible = [corpus, options.config.resolve().parent]
         way: Way = "slurm" if options.slurm else "bed"

@@ -35,6 +35,11 @@ done
 """
 
 
+def placement(count: int) -> list[str]:
+    """Settings of a run on ``count`` machines: a rank on each but one, which is a spare."""
+    return ["launch.ranks_per_node=1", f"launch.nodes={count - 1}", "launch.spares=1"]
+
+
 class Machines:
     """``with Machines(folder, count=5) as machines: machines.headway("run", ...)``.
 
@@ -160,8 +165,7 @@ class Machines:
 
     def options(self, settings: Sequence[str], count: int = 0) -> list[str]:
         """What places a run on the machines: all but one train."""
-        nodes = (count or self.count) - 1
-        chosen = ["launch.ranks_per_node=1", f"launch.nodes={nodes}", "launch.spares=1", *settings]
+        chosen = [*placement(count or self.count), *settings]
         if self.slurm is None:  # which knows by which addresses machines reach each other
             chosen.insert(0, "launch.interface=eth0")
         chosen.insert(0, f"launch.fabric={self.bed.fabric}")
