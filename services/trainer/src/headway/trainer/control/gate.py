@@ -185,7 +185,8 @@ class Gate:
             member, former = one.member, self._members.get(node)
             self._members[node] = member
             if former is not None:
-                self._admission.revoke(former.public_key.encode())
+                if former.public_key != member.public_key:
+                    self._admission.revoke(former.public_key.encode())
                 if former.boot_id != member.boot_id:
                     rebooted.append(node)
             self._admission.admit(member.public_key.encode())
