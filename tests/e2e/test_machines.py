@@ -6,7 +6,10 @@ import contextlib
 import json
 import shutil
 import signal
+import sys
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import polars as pl
 import pytest
@@ -18,6 +21,8 @@ from headway.console.analysis.events import load_events
 from headway.console.folder.records import RunRecords
 from headway.console.run import Run
 from headway.health.client import verdicts_of
+from headway.launch.joining import tokens
+from headway.launch.joining.bundle import Bundle
 from headway.testkit.bed import Process
 from headway.testkit.bed.node import Node
 from headway.testkit.bed.writes import Writes
@@ -46,6 +51,8 @@ def test_a_run_outlives_the_machine_of_its_driver_and_sends_nothing_in_plain(
         assert {one.address for one in listening} <= {
             address for node in nodes for address in (node.address, node.fabric_address)
         }
+        _check_refusals(machines, "a")
+        assert machines.status("a")["status"]["nodes"] == before["nodes"]
 
         machines.bed.node(0).kill()
         after = until_recovered(machines, "a", before)
@@ -66,6 +73,44 @@ def test_a_run_outlives_the_machine_of_its_driver_and_sends_nothing_in_plain(
     until(machines, "a", lambda s: is_stepping(s, stopped_at), "it does not resume")
     machines.headway("stop", "a", "--now")
     until_empty(machines)
+
+
+def _check_refusals(machines: Machines, name: str) -> None:
+    """The console's machine is not admitted in place of a node, and keeps nothing of the run."""
+    head, other = machines.head, machines.bed.node(2)
+    bundle = Bundle.load(machines.runs / name / "bundle.json")
+    ticket = json.loads(machines.headway("node", "ticket", "--run", name, "--node", "2").stdout)
+
+    def given(node: int, secret: str = bundle.secret, valid_s: float = 60.0) -> dict[str, Any]:
+        return ticket | {"token": tokens.mint(secret, bundle.run_id, node, valid_s=valid_s)}
+
+    strange = given(2, tokens.new_secret())
+    _is_refused(machines, strange, f"the token does not belong to run {bundle.run_id}")
+    _is_refused(machines, given(2, valid_s=-60.0), "the token expired ")
+    _is_refused(machines, given(1), "the token is for node 1, not node 2")
+    _is_refused(machines, ticket, "node 2 is another machine already, node-2, which reports")
+    try:
+        _set_machine_id(head, other.machine_id)
+        _is_refused(machines, ticket, "node-3 has the machine id of node-2, which still reports")
+    finally:
+        _set_machine_id(head, head.machine_id)
+
+
+def _is_refused(machines: Machines, ticket: Mapping[str, Any], expected: str) -> None:
+    """By one line with a remedy, and no process and no file stays."""
+    head, kept = machines.head, machines.files_of_runs(machines.head)
+    assert head.processes() == []
+    words = [sys.executable, "-m", "headway.launch.joining", "start", "--limit", "10"]
+    done = head.run(words, stdin=json.dumps(ticket), check=False)
+    assert done.returncode != 0 and done.stdout == "", done.stdout
+    [line] = done.stderr.splitlines()
+    assert line.startswith("error: ") and expected in line, line
+    assert "; " in line or "(" in line, "a remedy"
+    assert head.processes() == [] and machines.files_of_runs(head) == kept
+
+
+def _set_machine_id(node: Node, machine_id: str) -> None:
+    node.run(["sh", "-c", 'echo "$0" > /etc/machine-id', machine_id])
 
 
 def _takes_sigterm(process: Process) -> bool:
