@@ -37,7 +37,7 @@ TINY = REPOSITORY / "examples" / "tiny.toml"
 LIMIT_S = 150.0
 
 
-@pytest.mark.timeout(400)
+@pytest.mark.timeout(600)
 def test_a_run_outlives_the_machine_of_its_driver_and_sends_nothing_in_plain(
     machines: Machines, corpus: Path, tmp_path: Path
 ) -> None:

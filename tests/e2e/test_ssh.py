@@ -49,7 +49,7 @@ def _ours(node: Node) -> list[str]:
     return found
 
 
-@pytest.mark.timeout(400)
+@pytest.mark.timeout(600)
 def test_a_run_over_ssh_outlives_the_machine_of_its_driver_and_resumes(
     machines: Machines, corpus: Path
 ) -> None:
