@@ -30,7 +30,13 @@ from headway.testkit.machines import Machines
 from headway.testkit.machines.encrypted import pairs_by_curve
 from headway.testkit.machines.fencing import EVENTS, writes_after_fencing
 from headway.testkit.machines.small import SMALL
-from headway.testkit.machines.waits import is_stepping, until, until_empty, until_recovered
+from headway.testkit.machines.waits import (
+    first_step,
+    is_stepping,
+    until,
+    until_empty,
+    until_recovered,
+)
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 TINY = REPOSITORY / "examples" / "tiny.toml"
@@ -70,7 +76,8 @@ def test_a_run_outlives_the_machine_of_its_driver_and_sends_nothing_in_plain(
     until_empty(machines)
     stopped_at = json.loads(machines.headway("status", "a", "--json", check=False).stdout)["step"]
     machines.run(TINY, "a", *settings)  # resumes: each machine joins anew
-    until(machines, "a", lambda s: is_stepping(s, stopped_at), "it does not resume")
+    resumed = until(machines, "a", lambda s: is_stepping(s, stopped_at), "it does not resume")
+    assert first_step(machines, "a", resumed["generation"]) >= stopped_at, "it has begun anew"
     machines.headway("stop", "a", "--now")
     until_empty(machines)
 

@@ -1,5 +1,5 @@
-"""A real Slurm on five machines: runs on it, what it loses, what it is told to end, and that it
-carries nothing private, as it encrypts nothing."""
+"""A real Slurm on five machines: runs on it, lost machines, cancelled jobs. Nothing private crosses
+the network by it, since it encrypts nothing."""
 
 from __future__ import annotations
 

@@ -11,7 +11,7 @@ import pytest
 from headway.testkit.bed.node import Node
 from headway.testkit.machines import Machines
 from headway.testkit.machines.ssh import Ssh
-from headway.testkit.machines.waits import is_stepping, until, until_recovered
+from headway.testkit.machines.waits import first_step, is_stepping, until, until_recovered
 
 TINY = Path(__file__).resolve().parents[2] / "examples" / "tiny.toml"
 MODEL = (
@@ -66,7 +66,8 @@ def test_a_run_over_ssh_outlives_the_machine_of_its_driver_and_resumes(
     stopped_at = json.loads(machines.headway("status", "a", "--json", check=False).stdout)["step"]
     assert stopped_at > 0
     machines.run(TINY, "a", *MODEL, f"data.path={corpus}")  # resumes: each machine joins anew
-    until(machines, "a", lambda s: is_stepping(s, stopped_at), "it does not resume")
+    resumed = until(machines, "a", lambda s: is_stepping(s, stopped_at), "it does not resume")
+    assert first_step(machines, "a", resumed["generation"]) >= stopped_at, "it has begun anew"
     _stop(machines, "a")
 
 

@@ -268,3 +268,27 @@ def test_only_the_signal_before_a_time_limit_gives_the_longer_notice(
     assert stay._until is not None and stay._until >= began + 100 * stays.TERM_S
     stay._take(bytes([signal.SIGTERM]))
     assert stay._until < began + 100 * stays.TERM_S
+
+
+# ---- a ticket in a file ------------------------------------------------------------------------
+def test_a_ticket_whose_file_is_gone_or_not_seen_is_one_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for path, expected in (
+        (tmp_path / "ticket-a", "cannot read the ticket {}: No such file or directory; start the"),
+        (tmp_path / "absent" / "ticket-a", "this machine does not see {.parent}; check that"),
+    ):
+        assert verbs.main(["start", "--ticket", str(path)]) == 2
+        [line] = capsys.readouterr().err.splitlines()
+        assert line.startswith(f"error: {expected.format(path)}"), line
+
+
+def test_an_answer_that_nobody_waits_for_any_more_is_not_written(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder, wanted = NodeFolder(tmp_path / "scratch" / "n1"), tmp_path / "answer"
+    wanted.touch()
+    verbs.answer("log", folder, wanted)
+    assert "no logs in" in wanted.read_text() and "no logs" not in capsys.readouterr().out
+    with pytest.raises(FileNotFoundError):
+        verbs.answer("log", folder, tmp_path / "gone")

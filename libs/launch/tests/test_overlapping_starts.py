@@ -205,7 +205,7 @@ def test_a_command_that_keeps_the_lock_delays_no_end_for_ever(
         assert other.stdout is not None and other.stdout.readline() == b"locked\n"
         with pytest.raises(HeadwayError, match=r"scratch has been locked for 0.05 s"):
             verbs.restart(node, ticket)
-        assert verbs.end(node, ticket) == 0 and not node.has_joined(1, "")
+        assert verbs.end(node, ticket, lock_s=0.05) == 0 and not node.has_joined(1, "")
         other.kill()  # its lock ends with it
     assert verbs.restart(node, ticket) == verbs.NO_INIT
 

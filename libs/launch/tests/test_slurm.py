@@ -237,8 +237,12 @@ def test_at_the_end_every_job_of_the_run_is_cancelled(
     allocated: Callable[..., None], tmp_path: Path
 ) -> None:
     allocated("squeue", text=_squeue(f"{ALLOCATION}\n8|headway-{RUN}-7-n1|PENDING||Priority"))
-    _machines().release()
+    for name in ("ticket-a", "answer-b", "run.sqlite"):
+        (tmp_path / name).touch()  # the first two of commands that were killed
+    _machines(control=tmp_path).release()
     assert {"scancel 7", "scancel 8"} <= set(_asked(tmp_path))
+    assert not [*tmp_path.glob("ticket-*"), *tmp_path.glob("answer-*")]
+    assert (tmp_path / "run.sqlite").exists()
 
 
 def test_machines_that_no_node_has_left_are_cleaned_by_jobs_that_do_not_wait_long(

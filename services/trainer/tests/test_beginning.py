@@ -46,9 +46,9 @@ def test_nothing_is_added_to_what_a_new_driver_has_read(tmp_path: Path) -> None:
     new.close()
 
 
-def test_a_driver_begins_on_a_full_disk(tmp_path: Path) -> None:
+def test_a_driver_begins_while_its_journal_cannot_be_written(tmp_path: Path) -> None:
     old, new = Journal(tmp_path / "run.sqlite", epoch=3), Journal(tmp_path / "run.sqlite", epoch=4)
-    old._db.execute("BEGIN IMMEDIATE")  # to SQLite, the same kind of error
+    old._db.execute("BEGIN IMMEDIATE")
     new._db.execute("PRAGMA busy_timeout=0")
     config = RunConfig()
     assert begin(config, "0123abcd", config.launch.nodes, 4, new).epoch == 4

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import stat
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -211,6 +210,7 @@ def init(
     import os
     import sys
 
+    from headway.common.node.files import check_private
     from headway.launch.cluster import ClusterFolder
 
     if (cluster is None) != (node is None) or (cluster is None) == (ticket is None):
@@ -222,7 +222,7 @@ def init(
         words = ["-m", "headway.launch.joining", "init"]
         try:
             with ticket.open("rb") as file:
-                _check_private(ticket, os.fstat(file.fileno()).st_mode)
+                check_private(ticket, os.fstat(file.fileno()).st_mode)
                 os.dup2(file.fileno(), sys.stdin.fileno())
         except OSError as error:
             raise InputError(
@@ -233,12 +233,3 @@ def init(
         ClusterFolder(cluster).check_emulated()
         words = ["-m", "headway.launch.init", "--cluster", str(cluster), "--node", str(node)]
     os.execv(sys.executable, [sys.executable, *words])
-
-
-def _check_private(ticket: Path, mode: int) -> None:
-    """A ticket admits any machine. Raises InputError: other users can read the file."""
-    if mode & 0o077:
-        raise InputError(
-            f"{ticket} has mode {stat.S_IMODE(mode):04o}: other users can read it",
-            remedy=f"chmod 600 {ticket}",
-        )

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import json
 import os
-import stat
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from headway.common.config import from_dict
 from headway.common.errors import ConfigError, CorruptError, InputError
-from headway.common.node.files import replace_file
+from headway.common.node.files import check_private, replace_file
 from headway.common.wire.client import Client
 from headway.common.wire.keys import KeyPair, check_endpoint, is_public_key
 
@@ -59,17 +58,14 @@ class Access:
         """
         try:
             with path.open("rb") as file:
-                mode = stat.S_IMODE(os.fstat(file.fileno()).st_mode)
+                mode = os.fstat(file.fileno()).st_mode
                 text = file.read(1 << 16)
         except OSError as error:
             raise InputError(
                 f"cannot read {path}: {error.strerror}",
                 remedy="copy the key file of `headway gateway` here",
             ) from error
-        if mode & 0o077:
-            raise InputError(
-                f"{path} has mode {mode:04o}: other users can read it", remedy=f"chmod 600 {path}"
-            )
+        check_private(path, mode)
         try:
             return from_dict(cls, json.loads(text))
         except (InputError, ValueError, TypeError, AttributeError) as error:

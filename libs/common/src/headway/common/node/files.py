@@ -10,8 +10,11 @@ import contextlib
 import json
 import os
 import secrets
+import stat
 from pathlib import Path
 from typing import Any
+
+from headway.common.errors import InputError
 
 PRIVATE, PRIVATE_FOLDER = 0o600, 0o700
 """Readable by the user only: the file may hold an endpoint, a key, a run id or a configuration."""
@@ -40,6 +43,19 @@ def replace_file(path: Path, data: bytes | str, *, mode: int = PRIVATE) -> None:
     except BaseException:
         scratch.unlink(missing_ok=True)
         raise
+
+
+def check_private(path: Path, mode: int) -> None:
+    """Refuse a file with a secret that others can read or write; ``mode`` is that of the open file.
+
+    Raises:
+        InputError: they can.
+    """
+    if mode & 0o077:
+        raise InputError(
+            f"{path} has mode {stat.S_IMODE(mode):04o}: other users can read it",
+            remedy=f"chmod 600 {path}",
+        )
 
 
 def replace_json(path: Path, data: Any, *, mode: int = PRIVATE) -> None:

@@ -7,12 +7,12 @@ import ipaddress
 import os
 import re
 import socket
-import stat
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import zmq
 from headway.common.errors import CorruptError, InputError
+from headway.common.node.files import check_private
 
 # sun_path holds 108 bytes with its terminator (unix(7)); the rest is reserved for temporary names
 MAX_IPC_PATH_BYTES = 100
@@ -80,17 +80,13 @@ class KeyPair:
         """
         try:
             with path.open("rb") as file:
-                mode = stat.S_IMODE(os.fstat(file.fileno()).st_mode)
+                mode = os.fstat(file.fileno()).st_mode
                 text = file.read(4096)
         except OSError as error:
             raise InputError(
                 f"cannot read the key file {path}: {error.strerror}", remedy="check its path"
             ) from error
-        if mode & 0o077:
-            raise InputError(
-                f"the key file {path} has mode {mode:04o}, others may read it",
-                remedy=f"chmod 600 {path}",
-            )
+        check_private(path, mode)
         values = dict(re.findall(rb"^(public|secret) = (\S+)$", text, re.MULTILINE))
         pair = cls(values.get(b"public", b""), values.get(b"secret", b""))
         if not (

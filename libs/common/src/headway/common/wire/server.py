@@ -60,7 +60,7 @@ class Server:
 
     ``allowed``: public keys of the clients that may connect, or a function that says of a key
     whether it may; None admits every client that knows the server's key. It is called for each new
-    connection, on a thread of its own, and for each message: whom it no longer admits is refused.
+    connection, on a thread of its own, and for each message, since a key may be revoked meanwhile.
     ``backlog``: clients that may connect at the same moment; to any beyond, their kernel
     answers only after a second or more. ``counts`` counts what was received and refused, by kind.
 
@@ -202,7 +202,7 @@ class Server:
             return None
         # of the handshake; the connection may be older than the decision that ends it
         if self._allowed is not None and not self._allowed(str(first.get("User-Id")).encode()):
-            self._refuse("revoked", "a message from a client that is no longer admitted")
+            self._refuse("revoked", "a message from a client whose key was revoked")
             return None
         return first.bytes, frame
 

@@ -14,9 +14,9 @@ from headway.launch.machines.reach import UnreachableError
 START_LIMIT_S = 90.0
 REACH_LIMIT_S = 20.0
 SSH_FAILED = 255
+"""Exit code of ssh(1) where it could not connect."""
 NOT_RUN = (126, 127)
 """Of a shell: the program cannot be read or is absent, as where a disk is dying."""
-"""Exit code of ssh(1) where it could not connect."""
 
 
 class HostMachines:
@@ -67,7 +67,7 @@ class HostMachines:
         if found.returncode in NOT_RUN:  # what runs there is not known
             raise UnreachableError(
                 f"{name} cannot run {words[0]}: {reach.last_line(found.stderr) or 'no output'}",
-                remedy="set its path as `python` in hosts.toml; if it is right, look at the disk",
+                remedy="check `python` and `reach` in hosts.toml, then the machine's disk",
             )
         if found.returncode:
             raise reach.refusal(name, found.returncode, found.stderr, found.stdout)

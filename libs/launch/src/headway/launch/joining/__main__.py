@@ -23,7 +23,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from headway.common.errors import HeadwayError
+from headway.common.errors import HeadwayError, InputError
 from headway.common.node.janitor import end_node, leave_run, processes_of, role_of
 from headway.common.node.process import ProcessId
 from headway.common.polling import wait_until
@@ -47,6 +47,11 @@ from headway.launch.nodes import wait_for_node
 VERBS = ("prepare", "start", "restart", "init", "end", "fence", "log", "records", "pod", "describe")
 LOG_BYTES = 8192
 END_S = 5.0
+END_LOCK_S = 3.0
+"""An end proceeds without the lock of another command: engines that wait for it would take the
+machine for unreachable."""
+LATE_LOCK_S = 0.5
+"""The same where the machine is about to go."""
 NO_DRIVER_S = 45.0
 RELEASE_S = 2.0
 PREPARE_LIMIT_S = 600.0
@@ -125,19 +130,27 @@ def ticket_of(path: Path | None) -> Ticket:
     """The ticket in a file, or on standard input.
 
     Raises:
-        InputError: it is not a ticket, or this machine does not see the file's folder.
+        InputError: it is not a ticket, or this machine does not see the file or its folder.
     """
     if path is None:
         return Ticket.from_json(sys.stdin.read())
     check_seen(path.parent)
-    return Ticket.from_json(path.read_text(), source=str(path))
+    try:
+        text = path.read_text("utf-8")
+    except OSError as error:
+        raise InputError(
+            f"cannot read the ticket {path}: {error.strerror}",
+            remedy="start the node again: the file exists for as long as the command that made it",
+        ) from error
+    return Ticket.from_json(text, source=str(path))
 
 
 def answer(verb: str, folder: NodeFolder, path: Path | None) -> None:
     """Print the node's logs or records, or write them to a file."""
     with contextlib.ExitStack() as stack:
         if path is not None:
-            file = stack.enter_context(path.open("w"))
+            # not made here: who asked may have given up and removed it
+            file = stack.enter_context(path.open("r+", encoding="utf-8"))
             stack.enter_context(contextlib.redirect_stdout(file))
         if verb == "log":
             show_logs(folder)
@@ -158,7 +171,7 @@ def stay(
         at_end=at_end,
         notice_s=notice_s,
         mark=mark,
-        end=lambda: end(folder, ticket),
+        end=lambda: end(folder, ticket, LATE_LOCK_S),
         release=give_back,
     ).run()
 
@@ -299,11 +312,11 @@ def is_led_or_over(control: Path) -> bool:
     return holder is not None and (holder.is_over or is_led(lease, NO_DRIVER_S))
 
 
-def end(folder: NodeFolder, ticket: Ticket) -> int:
+def end(folder: NodeFolder, ticket: Ticket, lock_s: float = END_LOCK_S) -> int:
     """End the node; 0 once none of its processes is left, even if its disk has become read-only."""
     with contextlib.ExitStack() as stack:
         with contextlib.suppress(OSError, HeadwayError):  # a frozen start keeps nothing alive
-            stack.enter_context(scratch.locked(folder.path))
+            stack.enter_context(scratch.locked(folder.path, lock_s))
         return _end(folder, ticket)
 
 

@@ -67,7 +67,7 @@ def check(folder: Path) -> None:
 
 
 @contextlib.contextmanager
-def locked(folder: Path) -> Iterator[None]:
+def locked(folder: Path, limit_s: float | None = None) -> Iterator[None]:
     """Let no other command change a node's folder. Only for short: what waits for a driver must
     not hold this, since an ``end`` waits for it.
 
@@ -75,12 +75,14 @@ def locked(folder: Path) -> Iterator[None]:
     no file that stays. Without a scratch there is nothing to change.
 
     Raises:
-        HeadwayError: another command keeps it for longer than ``LOCK_LIMIT_S``.
+        HeadwayError: another command keeps it for longer than ``limit_s``, by default
+            ``LOCK_LIMIT_S``.
     """
+    limit_s = LOCK_LIMIT_S if limit_s is None else limit_s
     with _opened(folder.parent) as scratch:
-        if not wait_until(lambda: _lock(scratch, fcntl.LOCK_EX), LOCK_LIMIT_S):
+        if not wait_until(lambda: _lock(scratch, fcntl.LOCK_EX), limit_s):
             raise HeadwayError(
-                f"{folder.parent} has been locked for {LOCK_LIMIT_S:g} s",
+                f"{folder.parent} has been locked for {limit_s:g} s",
                 remedy="look for a frozen process that has it open (fuser), and end it",
             )
         yield
@@ -103,7 +105,7 @@ def is_used(folder: Path) -> bool:
 
 @contextlib.contextmanager
 def _opened(folder: Path) -> Iterator[int | None]:
-    """None if there is no such folder."""
+    """None where the folder is absent."""
     try:
         opened = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     except FileNotFoundError:

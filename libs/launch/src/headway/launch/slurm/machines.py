@@ -183,7 +183,7 @@ class SlurmMachines:
         with private.answer_file(Path(self._control)) as answer:
             words = [verb, "--answer", str(answer)]
             self._check(place, self._srun(place, node, words, limit_s, stdin=ticket))
-            return answer.read_text()
+            return private.read(answer)
 
     def _srun(
         self, place: Place, node: int, words: Sequence[str], limit_s: float, *, stdin: str = ""
@@ -253,6 +253,7 @@ class SlurmMachines:
 
     def release(self) -> None:
         """End every job of the run, queued ones too."""
+        private.remove_left(Path(self._control))
         self._forget()
         with self._lock:
             self._look()

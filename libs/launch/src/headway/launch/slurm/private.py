@@ -16,6 +16,7 @@ from headway.common.errors import HeadwayError
 
 ANSWERS = ("log", "records")
 """Verbs whose output is written to a file."""
+_TICKET, _ANSWER = "ticket-", "answer-"
 
 
 @contextlib.contextmanager
@@ -26,7 +27,7 @@ def ticket_file(folder: Path, ticket: str) -> Iterator[list[str]]:
     Raises:
         HeadwayError: it cannot be written.
     """
-    with _file(folder, "ticket-") as path:
+    with _file(folder, _TICKET) as path:
         try:
             path.write_text(ticket)  # closed before the machine opens it, as NFS demands
         except OSError as error:
@@ -41,8 +42,28 @@ def answer_file(folder: Path) -> Iterator[Path]:
     Raises:
         HeadwayError: it cannot be made.
     """
-    with _file(folder, "answer-") as path:
+    with _file(folder, _ANSWER) as path:
         yield path
+
+
+def remove_left(folder: Path) -> None:
+    """The run is over: remove the files of commands that were killed."""
+    with contextlib.suppress(OSError):
+        for prefix in (_TICKET, _ANSWER):
+            for path in folder.glob(f"{prefix}*"):
+                path.unlink(missing_ok=True)
+
+
+def read(path: Path) -> str:
+    """What a verb has written.
+
+    Raises:
+        HeadwayError: it cannot be read.
+    """
+    try:
+        return path.read_text("utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise HeadwayError(f"cannot read {path}: {error}", remedy="try again") from error
 
 
 @contextlib.contextmanager

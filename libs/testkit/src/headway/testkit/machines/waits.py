@@ -6,6 +6,8 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from headway.common.node.testing import wait_until
+from headway.console.run import Run
 from headway.testkit.machines.machines import Machines
 
 LIMIT_S = 150.0
@@ -16,6 +18,18 @@ def is_stepping(status: Mapping[str, Any], beyond: int, *, num_ranks: int = 2) -
     """Whether all ranks run and have made a step after ``beyond``."""
     steps = [rank["step"] for rank in status["ranks"] if rank["status"] == "running"]
     return len(steps) == num_ranks and min(steps) > beyond
+
+
+def first_step(machines: Machines, name: str, generation: int) -> int:
+    """Of a generation, counted from 0, once its metrics are in the journal."""
+    run, first = Run(machines.runs / name), "SELECT MIN(step) FROM metrics WHERE generation = ?"
+
+    def found() -> int | None:
+        [(step,)] = run.query(first, (generation,))
+        return None if step is None else int(step)
+
+    wait_until(lambda: found() is not None, what="its first metrics", timeout_s=LIMIT_S)
+    return found() or 0
 
 
 def until(

@@ -192,7 +192,8 @@ class Journal:
 
     # ---- facts and decisions ------------------------------------------------------------------
     def lead(self) -> None:
-        """From now on no earlier driver writes; on a full disk only from the first write on."""
+        """From now on no earlier driver writes. Where the disk is full, or the file is locked for
+        longer than ``BUSY_S``, this holds only from the first write on."""
         with contextlib.suppress(sqlite3.OperationalError):
             self.set_facts()
 
