@@ -16,7 +16,7 @@ export OMP_NUM_THREADS ?= 1
 # again (2 s of CPU) and Headway's own modules.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help setup setup-lab setup-test run slurm-bed bed-packages lab test check lint types fmt lock lock-check docs screenshots matrix \
+.PHONY: help setup setup-lab setup-test run slurm-bed test-packages lab test check lint types fmt lock lock-check docs screenshots matrix \
         drill mutations mutants down-time bench-train fuzz gpu gpu-wheels up down clean
 
 help: ## this list
@@ -34,11 +34,11 @@ setup-test:
 run: $(if $(filter netns,$(TARGET)),setup-test,setup) ## train examples/tiny.toml (or CONFIG=...) on this machine (TARGET=netns: on five simulated ones; root)
 	$(if $(filter netns,$(TARGET)),"$(PY)" -m headway.testkit.machines,"$(BIN)/headway" run) $(CONFIG) $(ARGS)
 
-slurm-bed: setup-test ## train it on five simulated machines of a real Slurm (root; see bed-packages)
+slurm-bed: setup-test ## train it on five simulated machines of a real Slurm (root; see test-packages)
 	"$(PY)" -m headway.testkit.machines --slurm $(CONFIG) $(ARGS)
 
-bed-packages: ## install what Slurm and ssh on namespaces need, as root on Debian (.ci/run does it)
-	@infra/setup/bed_packages.sh
+test-packages: ## install what tests of Slurm, ssh and the browser need, as root on Debian (.ci/run does it)
+	@infra/setup/test_packages.sh
 
 lab: setup-lab ## JupyterLab with the notebooks
 	"$(BIN)/jupyter" lab notebooks $(ARGS)

@@ -51,7 +51,7 @@ def project(tmp_path: Path) -> Path:
     (tmp_path / "infra/setup").mkdir(parents=True)
     (tmp_path / "infra/setup/lock.py").touch()
     (tmp_path / ".venv/bin").mkdir(parents=True)
-    scripts = ("infra/setup/setup.sh", "infra/setup/bed_packages.sh")
+    scripts = ("infra/setup/setup.sh", "infra/setup/test_packages.sh")
     for name in (*scripts, ".venv/bin/ruff", ".venv/bin/mypy", ".venv/bin/python"):
         real = f'exec "{sys.executable}" "$@"' if name.endswith("python") else "exit 0"
         (tmp_path / name).write_text(f"#!/bin/sh\n{real}\n")
@@ -60,9 +60,11 @@ def project(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def ci(project: Path) -> subprocess.CompletedProcess[str]:
+def ci(project: Path, **settings: str) -> subprocess.CompletedProcess[str]:
     ours = ("PYTEST_", "MAKE", "MFLAGS", "JOBS", "ARGS")  # a make hands these on to a make in it
-    env = {name: value for name, value in os.environ.items() if not name.startswith(ours)}
+    env = {
+        name: value for name, value in os.environ.items() if not name.startswith(ours)
+    } | settings
     return subprocess.run(
         ["bash", ".ci/run"], cwd=project, env=env, capture_output=True, text=True, timeout=120
     )
@@ -87,6 +89,15 @@ def test_a_checker_that_complains_ends_it_before_any_test(project: Path) -> None
     (project / ".venv/bin/mypy").write_text("#!/bin/sh\nexit 1\n")
     done = ci(project)
     assert done.returncode == 2 and "passed" not in done.stdout
+
+
+def test_programs_of_the_system_are_found_where_a_users_path_leaves_them_out(project: Path) -> None:
+    (project / "test_it.py").write_text(
+        "import os\ndef test_a(): assert '/usr/sbin' in os.environ['PATH'].split(':')"
+    )
+    folders = [one for one in os.environ["PATH"].split(":") if not one.endswith("/sbin")]
+    done = ci(project, PATH=":".join(folders))
+    assert done.returncode == 0, done.stdout + done.stderr
 
 
 def test_what_make_starts_keeps_its_bytecode(project: Path) -> None:

@@ -1,4 +1,4 @@
-"""What `.ci/run` installs for the tests on a bed, with stand-ins for Debian's programs."""
+"""What `.ci/run` installs for the tests, with stand-ins for Debian's programs."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-SCRIPT = Path(__file__).resolve().parents[2] / "infra/setup/bed_packages.sh"
-INSTALL = "install slurmctld slurmd slurm-client munge openssh-server"
+SCRIPT = Path(__file__).resolve().parents[2] / "infra/setup/test_packages.sh"
+INSTALL = "install slurmctld slurmd slurm-client munge openssh-server chromium fonts-liberation"
 
 
 def _run(
@@ -39,13 +39,13 @@ def _run(
 
 def test_only_what_is_missing_is_installed_and_quietly(tmp_path: Path) -> None:
     said, asked = _run(tmp_path)
-    assert said == f"installed for tests on a bed: {INSTALL.removeprefix('install ')}\n"
+    assert said == f"installed for tests: {INSTALL.removeprefix('install ')}\n"
     assert asked == ["-qq update", f"-qq -y --no-install-recommends {INSTALL}"]
 
 
 def test_a_failure_is_printed_and_fails_nothing(tmp_path: Path) -> None:
     said, _ = _run(tmp_path, code=100)
-    assert said.startswith("not installed, so tests on a bed are skipped: slurmctld")
+    assert said.startswith("not installed, so the tests that need them are skipped: slurmctld")
     assert "no network" in said
 
 
@@ -62,9 +62,12 @@ def test_else_nothing_is_done(tmp_path: Path, options: dict[str, object]) -> Non
     assert _run(tmp_path, **options) == ("", [])  # type: ignore[arg-type]
 
 
-def test_it_knows_what_the_beds_own_tests_ask_for() -> None:
+def test_it_knows_what_the_tests_themselves_ask_for() -> None:
+    from headway.testkit.browser.browser import NAMES
     from headway.testkit.machines.slurm import PROGRAMS
 
     packages = SCRIPT.read_text().partition('packages="')[2].partition('"')[0].split()
-    assert {*PROGRAMS.values(), "openssh-server", "iproute2"} == set(packages)
+    assert {*PROGRAMS.values(), "openssh-server", "iproute2", NAMES[0], "fonts-liberation"} == set(
+        packages
+    )
     assert os.access(SCRIPT, os.X_OK)

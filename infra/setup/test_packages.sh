@@ -1,9 +1,9 @@
 #!/bin/sh
-# Install what the tests of Slurm and ssh on a bed need, where that is possible: as root, with
+# Install what the tests of Slurm, ssh and the browser need, where that is possible: as root, with
 # apt-get. It never fails: without these packages such tests are skipped, and say why.
 set -u
 
-packages="slurmctld slurmd slurm-client munge openssh-server iproute2"
+packages="slurmctld slurmd slurm-client munge openssh-server iproute2 chromium fonts-liberation"
 policy="${POLICY:-/usr/sbin/policy-rc.d}" # asked before a package starts a service
 
 [ "$(id -u)" = 0 ] && command -v apt-get >/dev/null && command -v dpkg-query >/dev/null || exit 0
@@ -23,9 +23,9 @@ fi
 export DEBIAN_FRONTEND=noninteractive
 # shellcheck disable=SC2086 - a list of words
 if said=$({ apt-get -qq update && apt-get -qq -y --no-install-recommends install $absent; } 2>&1); then
-    echo "installed for tests on a bed:$absent"
+    echo "installed for tests:$absent"
 else
-    echo "not installed, so tests on a bed are skipped:$absent"
+    echo "not installed, so the tests that need them are skipped:$absent"
     echo "$said" | tail -n 3
 fi
 exit 0
