@@ -106,6 +106,12 @@ def test_none_can_be_said_where_it_is_not_the_default() -> None:
     assert (tree.count, tree.folder, tree.leaf.limit, tree.label) == (None, None, None, "none")
 
 
+def test_a_whole_number_may_be_written_with_an_exponent() -> None:
+    tree = load(Tree, overrides=["leaf.size=1e6", "count=2.0"])
+    assert (tree.leaf.size, tree.count) == (10**6, 2)
+    assert isinstance(tree.leaf.size, int) and isinstance(tree.count, int)
+
+
 def test_every_member_of_a_union_is_tried() -> None:
     assert load(Tree, overrides=["leaf.limit=auto"]).leaf.limit == "auto"
     assert load(Tree, overrides=["leaf.limit=12"]).leaf.limit == 12
@@ -119,7 +125,9 @@ def test_every_member_of_a_union_is_tried() -> None:
         ("weight=3", "did you mean leaf.weight"),
         ("derived=3", "unknown configuration key 'derived'"),
         ("leaves=[{size='a'}]", r"leaves\[0\].size = 'a'"),
-        ("leaf.size=1.0", "leaf.size = 1.0 is of type float; expected int"),
+        ("leaf.size=1.5", "leaf.size = 1.5 is of type float; expected int"),
+        ("leaf.size=1e400", "leaf.size = inf is of type float; expected int"),
+        ("leaf.size=1e30", r"leaf.size = 1e\+30 is of type float; expected int"),
         ("leaf.size=true", "leaf.size = True is of type bool; expected int"),
         ("leaf.sizes=1", "unknown configuration key 'leaf.sizes'; did you mean leaf.size"),
         ("leaf=3", "leaf = 3 is not a table"),

@@ -25,6 +25,8 @@ from headway.common.errors import ConfigError, HeadwayError
 
 C = TypeVar("C")
 _NONE = "none"
+_EXACT = 2**53
+"""A float holds every whole number up to this one."""
 
 
 def load(cls: type[C], files: Sequence[Path] = (), overrides: Sequence[str] = ()) -> C:
@@ -182,10 +184,17 @@ def _convert(hint: Any, value: Any, path: str, default: Any = None) -> Any:
     if typing.get_origin(hint) is tuple and isinstance(value, list | tuple):
         item_hint = typing.get_args(hint)[0]
         return tuple(_convert(item_hint, item, f"{path}[{i}]") for i, item in enumerate(value))
+    if isinstance(value, float) and int in members and float not in members and _is_whole(value):
+        value = int(value)
     try:
         return msgspec.convert(value, hint, dec_hook=lambda cls, raw: cls(raw))
     except (msgspec.ValidationError, OverflowError) as error:
         raise _refused(members, value, path) from error
+
+
+def _is_whole(value: float) -> bool:
+    """Whether it stands for exactly one whole number, as 1e6 does: larger ones are rounded."""
+    return value.is_integer() and abs(value) <= _EXACT
 
 
 def _refused(members: Sequence[Any], value: Any, path: str) -> ConfigError:
