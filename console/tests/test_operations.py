@@ -125,6 +125,15 @@ def test_a_live_run_in_the_default_folder_is_asked_for_its_sample(
     assert [one.operation for one in fake.commands] == ["sample"]
 
 
+def test_more_steps_for_a_finished_run_are_trained_in_a_fork(fake: FakeRun, shell: Shell) -> None:
+    total = fake.run.total_steps
+    fake.finish()
+    code, out, err = shell("extend", "20")
+    assert (code, out) == (2, "")
+    assert err.startswith("error: run fake is finished, not live; train on in a new run: `headway ")
+    assert "fork fake fake-longer" in err and f"--set train.steps={total + 20}" in err
+
+
 def test_an_extension_shows_in_the_status_and_after_the_end(fake: FakeRun, shell: Shell) -> None:
     shell("extend", "20")
     shell("extend", "5")

@@ -13,6 +13,7 @@ from headway.console.machine.peak import Peak, cache_file, cached_peak, machine_
 from headway.console.testing import SMALL, STEP_S, TOKENS, FakeRun
 from headway.dataloader import DataConfig, Dataset
 from headway.dataloader.prepare import prepare
+from headway.launch.cluster import ClusterFolder
 
 
 @pytest.fixture(scope="module")
@@ -120,6 +121,9 @@ def test_a_stopped_run_says_how_to_resume(
     fake.folder.run_json.write_text(json.dumps({**record, "cluster": str(own_roots / "cluster")}))
     command = summarise(fake.run).resume
     runs = str(own_roots / "runs").lstrip("/")
+    assert command.endswith(f"--name fake --runs-dir {runs}"), "that cluster is gone"
+    ClusterFolder.create(own_roots / "cluster", nodes=2)
+    command = summarise(fake.run).resume
     assert command.endswith(
         f"--name fake --runs-dir {runs} --cluster {str(own_roots / 'cluster').lstrip('/')}"
     )

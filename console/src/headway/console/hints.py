@@ -16,6 +16,12 @@ def hint(verb: str, path: Path) -> str:
     return f"`{shlex.join(['headway', verb, path.name, *runs_dir_option(path)])}`"
 
 
+def fork_hint(path: Path, steps: int) -> str:
+    """The command that trains the ended run at ``path`` to ``steps`` in a new run."""
+    words = ["headway", "fork", path.name, f"{path.name}-longer", *runs_dir_option(path)]
+    return f"`{shlex.join([*words, '--set', f'train.steps={steps}'])}`"
+
+
 def runs_dir_option(path: Path) -> list[str]:
     """What a command needs to find the run at ``path`` from here: nothing if it is in ``runs``."""
     folder = path.parent.resolve()
@@ -38,10 +44,13 @@ def refuse_elsewhere(path: Path) -> None:
 def resume_command(path: Path, cluster: Path) -> str:
     """The command that resumes the run at ``path`` with its present configuration.
 
-    ``cluster`` is the folder of its nodes; one outside the run's own folder has to be named.
+    ``cluster`` is the folder of its nodes; one outside the run's own folder has to be named, unless
+    the cluster has been removed meanwhile.
     """
+    from headway.launch.cluster import ClusterFolder
+
     command = ["headway", "run", seen_from_here(path / "config.toml"), "--name", path.name]
     command += runs_dir_option(path)
-    if path not in cluster.parents:
+    if path not in cluster.parents and ClusterFolder(cluster).exists:
         command += ["--cluster", seen_from_here(cluster)]
     return shlex.join(command)

@@ -19,6 +19,7 @@ from headway.common.wire.messages.driver import (
     Status,
 )
 from headway.console.folder.records import TERMINAL_OUTCOMES
+from headway.console.hints import fork_hint
 from headway.console.run_frames import RunFrames
 from headway.console.steering.methods import Steering
 from headway.launch.leases import lease_of
@@ -110,13 +111,13 @@ class Run(RunFrames, Steering):
             RemoteError: the driver refused it.
             DeadlineError: no driver took it.
         """
-        self._refuse_over()
+        self._refuse_over(operation, fields.get("count", 0))
         command = Command(id=uuid.uuid4().hex, operation=operation, **fields)
         for attempt in range(4):
             try:
                 return self.send(command, timeout_s=4.0)
             except DeadlineError:
-                self._refuse_over()  # it may have ended meanwhile
+                self._refuse_over(operation, fields.get("count", 0))  # it may have ended meanwhile
                 if attempt == 3:
                     raise
         raise AssertionError("unreachable")
@@ -130,11 +131,12 @@ class Run(RunFrames, Steering):
         with self.driver() as client:
             return client.call(command, Accepted, timeout_s=timeout_s).sequence
 
-    def _refuse_over(self) -> None:
+    def _refuse_over(self, operation: str = "", count: int = 0) -> None:
         if self.outcome in TERMINAL_OUTCOMES:
-            raise InputError(
-                f"run {self.name} is {self.outcome}, not live", remedy=f"see {self.hint('status')}"
-            )
+            remedy = f"see {self.hint('status')}"
+            if operation == "extend" and self.outcome == "finished":
+                remedy = f"train on in a new run: {fork_hint(self.path, self.total_steps + count)}"
+            raise InputError(f"run {self.name} is {self.outcome}, not live", remedy=remedy)
         if not self.live:
             raise InputError(f"run {self.name} is not live", remedy="start it with `headway run`")
 
