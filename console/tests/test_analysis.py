@@ -209,7 +209,7 @@ def test_a_recovery_is_split_at_fence_generation_restore_and_first_step(fake: Fa
     assert row["detect_s"] is None, "no fault was put in"
     spans = [row["decide_s"], row["restore_s"], row["first_step_s"]]
     assert all(span is not None and span >= 0 for span in spans)
-    assert sum(spans) <= row["total_s"] + 1e-6
+    assert sum(spans) == pytest.approx(row["total_s"]), "the parts add up"
     assert redone_steps(events).to_dicts() == [{"generation": 1, "num_steps": 1, "ranks": 2}]
 
 
@@ -239,6 +239,15 @@ def test_a_double_fault_is_one_recovery_of_two_attempts() -> None:
     assert row["decide_s"] == pytest.approx(3.0)
     assert row["first_step_s"] == pytest.approx(2.0) and row["restore_s"] is None
     assert row["total_s"] == pytest.approx(6.0)
+
+
+def test_a_recovery_that_ends_in_a_pause_has_no_first_step_and_its_parts_add_up() -> None:
+    paused = ("stepping", 14.0, {"paused": True})
+    rows = [("injected", 10.0, {}), ("fence", 11.0, {"reason": "x"}), ("generation", 12.5, GEN1)]
+    (row,) = recoveries(journal(*rows, paused, ("stepping", 90.0, {}))).to_dicts()
+    assert row["is_paused"] and row["first_step_s"] is None
+    spans = [row[name] for name in ("detect_s", "decide_s", "restore_s")]
+    assert spans == pytest.approx([1.0, 1.5, 1.5]) and row["total_s"] == pytest.approx(4.0)
 
 
 def test_a_fault_is_the_cause_of_one_recovery_only() -> None:

@@ -285,6 +285,39 @@ def test_a_pause_lets_nobody_wait_for_a_rank_that_does_not_restore() -> None:
     assert "rank 2 did not restore within 8 s" in str(actions)
 
 
+@pytest.mark.parametrize("commands", [("pause",), ("pause", "resume")])
+def test_a_recovery_inside_a_pause_ends_there_unless_the_pause_is_about_to_end(
+    commands: tuple[str, ...],
+) -> None:
+    hand = Hand()
+    hand.gather()
+    hand.read()
+    hand.begin(hand.send(DurableFound(None)))
+    hand.join(0, status="restored")
+    for sequence, operation in enumerate(commands, 1):
+        hand.send(Steered(Steer(sequence=sequence, operation=operation)))
+    logged = _logged(hand, status="running", paused=True)
+    if commands[-1] == "pause":
+        assert hand.state.phase == "running"
+        assert logged["stepping"] == {"generation": 0, "step": 0, "paused": True}
+        return
+    assert "stepping" not in logged, "no rank has stepped"
+    logged = _logged(hand, status="restored", paused=False)
+    assert "stepping" not in logged, "the pause is over and no rank has stepped"
+    logged = _logged(hand, status="running")
+    assert logged["stepping"] == {"generation": 0, "step": 0}
+
+
+def _logged(hand: Hand, **change: Any) -> dict[str, dict[str, Any]]:
+    """What is logged when all workers report this change."""
+    actions: list[Action] = []
+    for node in (0, 1):
+        for index in (0, 1):
+            hand.change(node, index, **change)
+        actions += hand.beat(node)
+    return {action.event: action.fields for action in actions if isinstance(action, Log)}
+
+
 def test_commands_reach_a_worker_in_order_until_it_holds_them_all() -> None:
     cluster = FakeCluster(loss=0.3, seed=3)
     cluster.command("pause")

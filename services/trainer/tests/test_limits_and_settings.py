@@ -61,6 +61,22 @@ def test_only_known_settings_can_be_set() -> None:
     check_setting("lr", 5.0, zero)  # no rate to compare with
 
 
+class Link:
+    """Of rank 0, which reports itself."""
+
+    def __init__(self) -> None:
+        self.sent: list[Any] = []
+
+    def send(self, message: Any) -> None:
+        self.sent.append(message)
+
+    def keep(self, message: Any) -> None:
+        raise AssertionError(f"rank 0 reports itself: {message}")
+
+    def beat_now(self) -> None:
+        """No executor listens."""
+
+
 def test_unset_is_as_if_the_rate_had_never_been_set_also_when_commands_are_replayed(
     rank: Any,
 ) -> None:
@@ -76,22 +92,24 @@ def test_unset_is_as_if_the_rate_had_never_been_set_also_when_commands_are_repla
         assert rates == [None, 0.5, None, None, 0.25]
 
 
+def test_a_rank_that_leaves_a_pause_counts_as_stepping_only_after_a_step(rank: Any) -> None:
+    context = rank._context
+    context.view.rank, context.view.status, context.link = 0, "restored", Link()
+    hooks = ControlHooks(context, 1)
+    seen = []
+    for paused in (True, False):
+        hooks.on_pause(paused)
+        seen.append((context.view.status, context.view.paused))
+    assert seen == [("running", True), ("restored", False)]
+    hooks.on_step(StepResult(0, 2.5, 1.0, 1e-3, 8, False, 0, 0.1))
+    for paused in (True, False):
+        hooks.on_pause(paused)
+        assert context.view.status == "running"
+
+
 def test_skipped_steps_are_reported_and_logged_with_their_reason_and_not_one_by_one(
     rank: Any,
 ) -> None:
-    class Link:
-        def __init__(self) -> None:
-            self.sent: list[Any] = []
-
-        def send(self, message: Any) -> None:
-            self.sent.append(message)
-
-        def keep(self, message: Any) -> None:
-            raise AssertionError(f"rank 0 reports itself: {message}")
-
-        def beat_now(self) -> None:
-            """No executor listens."""
-
     context = rank._context
     context.view.rank, context.link = 0, Link()
     hooks = ControlHooks(context, 1)

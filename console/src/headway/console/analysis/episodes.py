@@ -8,7 +8,6 @@ from typing import Any
 
 import polars as pl
 from headway.common.plan.schedule.actions import Kind
-from headway.console.analysis.events import completed_steps
 from headway.console.folder.records import RunRecords
 
 JOURNAL = {
@@ -34,13 +33,14 @@ _FOUND_ALIVE = frozenset({"adopted", "fence", "generation"})
 
 @dataclass
 class Recovery:
-    """From a fence to all ranks stepping again. Spans in seconds; None = unknown.
+    """From a fence to all ranks stepping again. Spans in seconds; None = unknown. They add up.
 
     detect: the fault put in on purpose -> fence.
     decide: fence -> the last generation's number, survivors having left and the restore point been
         chosen.
     restore: -> the last rank has its state back.
-    first_step: -> every rank has completed a step.
+    first_step: -> every rank has completed a step; None for a recovery that ended in a pause,
+        with the last rank's state.
     """
 
     generation: int
@@ -52,6 +52,8 @@ class Recovery:
     """Completed steps it went back to."""
     source: str = ""
     """``arena``, ``durable``, ``mixed`` or ``init``."""
+    is_paused: bool = False
+    """Whether the ranks came back into a pause, so that none of them stepped."""
     attempts: int = 0
     """Generations it took: 1 unless a second fault came in between."""
     detect_s: float | None = None
@@ -72,6 +74,7 @@ SCHEMA = {
     "at_unix_s": pl.Float64,
     "step": pl.Int64,
     "source": pl.String,
+    "is_paused": pl.Boolean,
     "attempts": pl.Int64,
     **dict.fromkeys(("detect_s", "decide_s", "restore_s", "first_step_s", "total_s"), pl.Float64),
 }
@@ -136,7 +139,7 @@ class Episodes:
         if name in CAUSES and fields.get("target", "worker") == "worker":
             self._cause_s = now if self._cause_s is None else self._cause_s
         elif name == "stepping":
-            self._end(now)
+            self._end(now, is_paused=bool(fields.get("paused")))
         elif name == "fence" and self.open is None:
             detect = None if self._cause_s is None else now - self._cause_s
             self.open = Recovery(
@@ -155,9 +158,13 @@ class Episodes:
             recovery.step, recovery.source = int(fields["step"]), str(fields["source"])
             recovery.decide_s = now - recovery.begun_s
 
-    def _end(self, now: float) -> None:
+    def _end(self, now: float, *, is_paused: bool) -> None:
         if (recovery := self.open) is not None:
-            recovery.first_step_s = now - recovery.generation_s
+            recovery.is_paused = is_paused
+            span_s = now - recovery.generation_s
+            recovery.restore_s, recovery.first_step_s = (
+                (span_s, None) if is_paused else (None, span_s)
+            )
             recovery.total_s = now - recovery.begun_s + (recovery.detect_s or 0.0)
             recovery.ended_s = now
             self.done.append(recovery)
@@ -166,11 +173,11 @@ class Episodes:
 
 def _split(recovery: Recovery, events: pl.DataFrame) -> None:
     """Separate restore from first step by the slowest rank's records."""
-    mine = events.filter(pl.col("generation") == recovery.generation)
-    restored = mine.filter(pl.col("action") == Kind.RESTORE.name)["end_ns"].max()
-    first = completed_steps(mine).group_by("rank").agg(pl.col("end_ns").min())["end_ns"].max()
-    if not isinstance(restored, int) or not isinstance(first, int) or recovery.first_step_s is None:
+    is_restore = pl.col("action") == Kind.RESTORE.name
+    mine = events.filter((pl.col("generation") == recovery.generation) & is_restore)
+    restored = mine["end_ns"].max()
+    if not isinstance(restored, int) or recovery.first_step_s is None:
         return
-    restore_s, step_s = restored * 1e-9 - recovery.generation_s, (first - restored) * 1e-9
-    if restore_s >= 0 and step_s >= 0:  # else clocks are not known to that
-        recovery.restore_s, recovery.first_step_s = restore_s, step_s
+    restore_s, span_s = restored * 1e-9 - recovery.generation_s, recovery.first_step_s
+    if 0 <= restore_s <= span_s:  # else clocks are not known to that
+        recovery.restore_s, recovery.first_step_s = restore_s, span_s - restore_s

@@ -201,7 +201,8 @@ class News:
         where = f" from the checkpoint of step {recovery.step}" * (recovery.source == "durable")
         repeated = repeated_steps(self._run, recovery.generation, recovery.step)
         steps = counted(repeated, "step") if repeated else "no step"
-        yield f"{recovery.cause()}; back after {back_s:.1f} s{where}, {steps} repeated"
+        back = "back in the pause" if event.fields.get("paused") else "back"
+        yield f"{recovery.cause()}; {back} after {back_s:.1f} s{where}, {steps} repeated"
 
     def _over(self, event: _Event) -> Iterator[str]:
         recovery, self._recovery, self._held = self._recovery, None, []

@@ -199,4 +199,7 @@ def _recovery_line(row: dict[str, Any]) -> str:
         f"{name} {row[key]:.2f} s" for name, key in spans.items() if row[key] is not None
     )
     total = "under way" if row["total_s"] is None else f"{row['total_s']:.2f} s"
-    return f"{total} ({times}); {row['repeated']} completed steps done again; {row['reason']}"
+    paused = ", in a pause" * bool(row["is_paused"])
+    return (
+        f"{total} ({times}){paused}; {row['repeated']} completed steps done again; {row['reason']}"
+    )

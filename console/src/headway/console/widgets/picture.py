@@ -48,13 +48,15 @@ class Band:
         parts = {
             "until noticed": recovery.detect_s,
             "until a new generation began": recovery.decide_s,
+            "until all ranks were restored": recovery.restore_s,
             "until all ranks stepped": recovery.first_step_s,
         }
         spans = ", ".join(f"{s:.2f} s {name}" for name, s in parts.items() if s is not None)
         where = {"durable": "a checkpoint", "arena": "memory", "init": "the start"}
         source = where.get(recovery.source, recovery.source or "unknown")
         return (
-            f"{recovery.total_s:.2f} s in all ({spans}); {steps} repeated; "
+            f"{recovery.total_s:.2f} s in all ({spans}){', in a pause' * recovery.is_paused}; "
+            f"{steps} repeated; "
             f"state of step {recovery.step} from {source}"
         )
 

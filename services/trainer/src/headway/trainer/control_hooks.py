@@ -62,6 +62,7 @@ class ControlHooks(StepHooks):
         node, place = divmod(rank, per_node)
         self._is_witness = node < WITNESS_NODES and place == per_node - 1
         self._num_skipped = 0
+        self._has_stepped = False
 
     def command_seq(self) -> int:
         """Sequence of the newest command received."""
@@ -115,6 +116,7 @@ class ControlHooks(StepHooks):
         context = self._context
         context.view.step = result.step + 1
         self._after_step(context.view)
+        self._has_stepped = True
         if context.view.status != "running":
             context.view.status = "running"
             context.link.beat_now()
@@ -202,8 +204,10 @@ class ControlHooks(StepHooks):
             )
 
     def on_pause(self, paused: bool) -> None:
-        """Report that the run is paused, so that it counts as healthy
-        although it makes no steps."""
-        self._context.view.status = "running"
+        """Report that the run is paused, so that it counts as healthy although it makes no steps.
+
+        A rank that leaves a pause in which it was restored has not stepped yet.
+        """
+        self._context.view.status = "running" if paused or self._has_stepped else "restored"
         self._context.view.paused = paused
         self._context.link.beat_now()

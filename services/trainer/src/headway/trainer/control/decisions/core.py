@@ -26,6 +26,7 @@ from headway.trainer.control.decisions.restore import Copies
 RESEND_S = 0.5
 """An answer takes one beat at most;
 to repeat an order sooner would only repeat what is under way."""
+PAUSING = ("pause", "resume")
 Key = tuple[object, ...]
 _ROUND: Key = ("round",)
 
@@ -133,6 +134,12 @@ class Core:
         """It was carried out or given up."""
         if self.rollback is not None:
             self.rollback, self.is_memory_stale = None, True
+
+    @property
+    def is_pause_wanted(self) -> bool:
+        """Whether ranks that apply all commands are paused."""
+        wanted = (c.operation for c in reversed(self.commands) if c.operation in PAUSING)
+        return next(wanted, "") == "pause"
 
     # ---- phases ---------------------------------------------------------------------------------
     def enter(self, phase: str) -> None:

@@ -18,17 +18,21 @@ HOLDING = ("restored", "running", "finished")
 
 
 class Joining(Phase):
-    """Workers build their groups and restore their state; left once every rank has stepped."""
+    """Workers build their groups and restore their state; left once every rank has stepped, or
+    waits in a pause that no command is about to end."""
 
     name = "joining"
 
     def look(self, core: Core, node: int | None) -> list[Action]:
-        if core.members.all("running", "finished"):
+        is_paused = core.members.num_paused > 0
+        is_back = core.members.all("running", "finished")
+        if is_back and (core.is_pause_wanted or not is_paused):
             core.enter("running")
             core.is_memory_stale |= core.copies.renewed()
             core.end_rollback()
             spikes.end(core)
-            return [Log("stepping", {"generation": core.generation, "step": core.step})]
+            fields = {"generation": core.generation, "step": core.step}
+            return [Log("stepping", fields | ({"paused": True} if is_paused else {}))]
         if node is None and not core.is_round_due():
             return []
         workers = _members(core, node)
