@@ -41,7 +41,8 @@ test-packages: ## install what tests of Slurm, ssh and the browser need, as root
 	@infra/setup/test_packages.sh
 
 lab: setup-lab ## JupyterLab with the notebooks
-	"$(BIN)/jupyter" lab notebooks $(ARGS)
+	@install -D -m 644 infra/setup/lab_page_config.json "$(VENV)/etc/jupyter/labconfig/page_config.json"
+	"$(BIN)/jupyter" lab notebooks $(if $(filter 0,$(shell id -u)),--allow-root) $(ARGS)
 
 test: setup-test ## every test but the 100,000-input ones of `make fuzz`; JOBS=2 files at a time
 	@mkdir -p .pytest_cache

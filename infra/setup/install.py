@@ -60,8 +60,8 @@ def _install(venv: Path, wanted: str) -> None:
     found = Record.read(venv) or Record()
     torch = _torch(found)
     record = Record(path=str(venv), torch=torch, inputs=_inputs())
-    is_current = found.set in _sets_from(wanted) and found.inputs == record.inputs
-    if is_current and not environment.problem(venv, torch):
+    is_current = found.inputs == record.inputs and not environment.problem(venv, torch)
+    if is_current and found.set in _sets_from(wanted):
         return
     if found.set in SETS:
         wanted = max(wanted, found.set, key=list(SETS).index)
@@ -70,7 +70,8 @@ def _install(venv: Path, wanted: str) -> None:
     record = environment.make(venv, record)
     packages.make_uv(venv)
     print(f"installing what `make {wanted}` needs", flush=True)
-    packages.install(venv, _requirements(wanted), replace(record, set=wanted))
+    there = found.set if is_current else ""
+    packages.install(venv, _requirements(wanted, there), replace(record, set=wanted))
 
 
 @contextlib.contextmanager
@@ -106,11 +107,31 @@ def _inputs() -> str:
     return hashlib.sha256(b"\0".join(file.read_bytes() for file in files)).hexdigest()
 
 
-def _requirements(wanted: str) -> list[str]:
-    parts = [part for name in SETS if name not in _sets_from(wanted)[1:] for part in SETS[name]]
-    parts += GPU_PARTS if packages.has_gpu() else []
-    editable = [word for part in parts for word in ("-e", part)]
-    return editable + (DEV_GROUP if wanted == "test" else [])
+def _requirements(wanted: str, there: str) -> list[str]:
+    """Those of the set ``wanted``, where the set ``there`` is already in place ("" for none).
+
+    A part that is in place is named, not given as a folder: uv would install that again, and a
+    process of a live run that starts meanwhile would not find it.
+    """
+    in_place = {_folder(part) for part in _parts(there)} if there else set()
+    parts = _parts(wanted) + (GPU_PARTS if packages.has_gpu() else [])
+    words: list[str] = []
+    for part in parts:
+        words += [_named(part)] if _folder(part) in in_place else ["-e", part]
+    return words + (DEV_GROUP if wanted == "test" else [])
+
+
+def _parts(wanted: str) -> list[str]:
+    return [part for name in SETS if name not in _sets_from(wanted)[1:] for part in SETS[name]]
+
+
+def _folder(part: str) -> str:
+    return part.partition("[")[0]
+
+
+def _named(part: str) -> str:
+    """``./services/ckpt_store[x]`` as ``headway-ckpt-store[x]``."""
+    return f"headway-{part.rpartition('/')[2].replace('_', '-')}"
 
 
 def _sets_from(name: str) -> list[str]:

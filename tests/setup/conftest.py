@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
+import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -131,3 +132,22 @@ def installed(checkout: Path) -> Callable[[], dict[str, str]]:
         return {name.lower(): version for name, version in names}
 
     return look
+
+
+@pytest.fixture
+def project(tmp_path: Path) -> Path:
+    """The real Makefile and ``.ci/run`` with a set-up and checkers that do nothing."""
+    for name in (".ci/run", "Makefile"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        shutil.copy(ROOT / name, tmp_path / name)
+    (tmp_path / "infra/setup").mkdir(parents=True)
+    for name in ("lock.py", "lab_page_config.json"):
+        (tmp_path / "infra/setup" / name).touch()
+    (tmp_path / ".venv/bin").mkdir(parents=True)
+    scripts = ("infra/setup/setup.sh", "infra/setup/test_packages.sh")
+    for name in (*scripts, ".venv/bin/ruff", ".venv/bin/mypy", ".venv/bin/python"):
+        real = f'exec "{sys.executable}" "$@"' if name.endswith("python") else "exit 0"
+        (tmp_path / name).write_text(f"#!/bin/sh\n{real}\n")
+        (tmp_path / name).chmod(0o755)
+    (tmp_path / "pytest.ini").write_text("[pytest]\nmarkers = slow\n")
+    return tmp_path

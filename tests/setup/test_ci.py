@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import os
-import shutil
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).resolve().parents[2]
 FIRST = """
 import os, pathlib, pytest
 first = not pathlib.Path(".pytest_cache/exit").exists()
@@ -40,24 +37,6 @@ CASES = {
     ),
     "killed": (f"def test_g(): os._exit(1 if first else 0)\n{RED}", 1, "not all of them passed"),
 }
-
-
-@pytest.fixture
-def project(tmp_path: Path) -> Path:
-    """The real Makefile and ``.ci/run`` with a set-up and checkers that do nothing."""
-    for name in (".ci/run", "Makefile"):
-        (tmp_path / name).parent.mkdir(exist_ok=True)
-        shutil.copy(ROOT / name, tmp_path / name)
-    (tmp_path / "infra/setup").mkdir(parents=True)
-    (tmp_path / "infra/setup/lock.py").touch()
-    (tmp_path / ".venv/bin").mkdir(parents=True)
-    scripts = ("infra/setup/setup.sh", "infra/setup/test_packages.sh")
-    for name in (*scripts, ".venv/bin/ruff", ".venv/bin/mypy", ".venv/bin/python"):
-        real = f'exec "{sys.executable}" "$@"' if name.endswith("python") else "exit 0"
-        (tmp_path / name).write_text(f"#!/bin/sh\n{real}\n")
-        (tmp_path / name).chmod(0o755)
-    (tmp_path / "pytest.ini").write_text("[pytest]\nmarkers = slow\n")
-    return tmp_path
 
 
 def ci(project: Path, **settings: str) -> subprocess.CompletedProcess[str]:

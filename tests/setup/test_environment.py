@@ -65,6 +65,18 @@ def test_a_bigger_set_stays_when_a_smaller_one_is_asked_for(
     assert run(*small[:-1], "lab").stdout == ""
 
 
+def test_a_bigger_set_leaves_alone_what_a_live_run_may_import(
+    checkout: Path, run: Run, small: Sequence[str], installed: Installed
+) -> None:
+    run(*small)
+    (site,) = (checkout / ".venv/lib").glob("python3*/site-packages")
+    before = {path.name: path.stat().st_ino for path in site.glob("*headway_common*")}
+    assert before
+    assert "Uninstalled" not in run(*small[:-1], "lab").stdout
+    assert "headway_launch" in installed()
+    assert {path.name: path.stat().st_ino for path in site.glob("*headway_common*")} == before
+
+
 def test_a_set_up_that_fails_leaves_what_works(
     checkout: Path, run: Run, small: Sequence[str], offline: dict[str, str], installed: Installed
 ) -> None:
