@@ -186,6 +186,24 @@ def test_hidden_communication_is_what_nobody_waited_for() -> None:
     assert communication(actions.clear()).is_empty()
 
 
+def test_one_rank_communicates_with_nobody() -> None:
+    rows = [
+        (Kind.STEP, 0, 0, 10),
+        (Kind.ALL_GATHER, 0, 0, 1),
+        (-Kind.ALL_GATHER, 0, 1, 2),
+        (Kind.FORWARD, 0, 2, 7),
+        (Kind.REDUCE_SCATTER, 0, 7, 8),
+        (-Kind.REDUCE_SCATTER, 0, 8, 9),
+        (Kind.NORM, 0, 9, 10),
+    ]
+    events = events_of(0, *rows, nbytes=1 << 20)
+    assert communication(step_actions(events, Grid())).is_empty()
+    assert not communication(step_actions(events, Grid(dp=2))).is_empty()
+    (row,) = ledger(events, Grid()).to_dicts()
+    assert row["communication"] == row["waiting"] == 0.0
+    assert row["optimizer"] == pytest.approx(5e-3) and row["total"] == pytest.approx(10e-3)
+
+
 def test_what_an_evaluation_does_is_no_part_of_its_step() -> None:
     rows = [
         (Kind.EVAL, 0, 0, 40),

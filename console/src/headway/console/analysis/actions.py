@@ -23,9 +23,10 @@ FRAMES = [Kind.STEP.name, *BETWEEN_STEPS, Kind.RESTORE.name, Kind.JOIN.name]
 def step_actions(events: pl.DataFrame, grid: Grid) -> pl.DataFrame:
     """One row per record inside a completed step; those of evaluations are left out.
 
-    Columns of ``events``, and ``pp_rank``, ``dp_rank``, ``tp_rank``; ``own_ns``, the duration
-    without what an earlier record covers, so that they add up; ``ready_ns``, when the other side
-    had begun (null where that is not known), and ``late_ns``, see above.
+    Columns of ``events``, and ``pp_rank``, ``dp_rank``, ``tp_rank``; ``has_peers``, whether other
+    ranks of this grid take part; ``own_ns``, the duration without what an earlier record covers, so
+    that they add up; ``ready_ns``, when the other side had begun (null where that is not known),
+    and ``late_ns``, see above.
     """
     steps = completed_steps(events)
     inside = (
@@ -36,7 +37,7 @@ def step_actions(events: pl.DataFrame, grid: Grid) -> pl.DataFrame:
             & (pl.col("end_ns") <= pl.col("end_ns_step"))
         )
         .drop("start_ns_step", "end_ns_step")
-        .with_columns(*coordinates(grid))
+        .with_columns(*coordinates(grid), _has_peers(grid))
     )
     return _with_late(_with_own(inside), grid)
 
@@ -49,6 +50,13 @@ def coordinates(grid: Grid) -> tuple[pl.Expr, pl.Expr, pl.Expr]:
         (rank // grid.tp % grid.dp).alias("dp_rank"),
         (rank % grid.tp).alias("tp_rank"),
     )
+
+
+def _has_peers(grid: Grid) -> pl.Expr:
+    """A schedule has the same actions on every grid: in a group of one they only copy."""
+    shared = [*(COLLECTIVES if grid.dp > 1 else ()), *(MESSAGES if grid.pp > 1 else ())]
+    shared += [Kind.NORM.name] if grid.world_size > 1 else []
+    return pl.col("action").is_in(shared).alias("has_peers")
 
 
 def is_compute() -> pl.Expr:

@@ -33,6 +33,7 @@ def communication(actions: pl.DataFrame) -> pl.DataFrame:
     too. ``actions`` as ``step_actions`` returns them.
     """
     num_steps = actions.select(STEP_KEY).n_unique()
+    actions = actions.filter("has_peers")
     if not num_steps:
         return pl.DataFrame(schema=SCHEMA)
     transfers = pl.concat([_collectives(actions), _messages(actions)])

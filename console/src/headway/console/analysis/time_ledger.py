@@ -117,7 +117,8 @@ def _rows(events: pl.DataFrame) -> pl.DataFrame:
 def _with_inside(rows: pl.DataFrame, actions: pl.DataFrame) -> pl.DataFrame:
     """Seconds of each kind of work inside of steps; what no record covers is ``unrecorded``."""
     own, late = pl.col("own_ns"), pl.col("late_ns")
-    work = pl.col("action").replace_strict(_OWN, default="communication")
+    rest = pl.when("has_peers").then(pl.lit("communication")).otherwise(pl.lit("optimizer"))
+    work = pl.col("action").replace_strict(_OWN, default=rest)
     spent = actions.with_columns(
         pl.when(is_compute()).then(pl.lit("compute")).otherwise(work).alias("of")
     )
@@ -130,8 +131,10 @@ def _with_inside(rows: pl.DataFrame, actions: pl.DataFrame) -> pl.DataFrame:
     joined = rows.join(sums, on=STEP_KEY, how="left", maintain_order="left").with_columns(
         pl.col(known).fill_null(0)
     )
-    rest = pl.col("end_ns") - pl.col("start_ns") - pl.sum_horizontal(*known)
-    return joined.with_columns(rest.alias("unrecorded")).with_columns(pl.col(*WHOLE_STEP) * 1e-9)
+    unrecorded = pl.col("end_ns") - pl.col("start_ns") - pl.sum_horizontal(*known)
+    return joined.with_columns(unrecorded.alias("unrecorded")).with_columns(
+        pl.col(*WHOLE_STEP) * 1e-9
+    )
 
 
 def _with_gaps(
