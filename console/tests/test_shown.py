@@ -101,9 +101,27 @@ def test_bars_lie_in_their_rows_and_on_the_axis() -> None:
     first, second = [r for r in svg.iter("rect") if r.find("title") is not None]
     assert float(first.attrib["width"]) == pytest.approx(2 * float(second.attrib["width"]))
     assert float(second.attrib["y"]) > float(first.attrib["y"])
-    assert second.attrib["fill"] == "currentColor", "the last kind is faint"
+    assert _contrast(second, "#000000") > 2.5 and _contrast(second, "#ffffff") > 1.8, "visible"
+    assert _contrast(second, "#000000") < _contrast(first, "#000000"), "and fainter"
     assert {"one", "two", "ms", "work", "idle"} <= {e.text for e in svg.iter("text")}
     assert svg_of(bars_in_rows("t", [], [], kinds=["a"], x="ms")._repr_html_()) is not None
+
+
+def _contrast(rect: ET.Element, ground: str) -> float:
+    """Contrast of a bar on a plain ground, 1 to 21, as WCAG 2.2 defines it."""
+    opacity = float(rect.attrib.get("fill-opacity", 1))
+
+    def luminance(colour: list[float]) -> float:
+        linear = [c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in colour]
+        return sum(share * c for share, c in zip((0.2126, 0.7152, 0.0722), linear, strict=True))
+
+    below, above = (
+        [int(text[at : at + 2], 16) / 255 for at in (1, 3, 5)]
+        for text in (ground, rect.attrib["fill"])
+    )
+    mixed = [opacity * a + (1 - opacity) * b for a, b in zip(above, below, strict=True)]
+    low, high = sorted((luminance(mixed), luminance(below)))
+    return (high + 0.05) / (low + 0.05)
 
 
 def test_no_fixed_colour_of_text_or_ground() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 import threading
 from collections.abc import Callable, Iterator
@@ -66,7 +67,8 @@ def test_pictures_come_by_themselves_and_show_what_happened(
     assert set(picture.events["rank"]) == {0, 1}
     fake.recover()
     picture = watcher.wait_for(lambda p: any("back after" in line for line in p.news))
-    assert any("rank 1 was killed" in line for line in picture.news)
+    (line,) = [line for line in picture.news if "rank 1 was killed" in line]
+    assert re.match(r"\d\d:\d\d:\d\d rank 1 was killed", line), "an event has its time"
     (band,) = picture.bands
     start, end = band.start_s, band.end_s
     assert end is not None and start <= end and "rank 1" in band.reason

@@ -155,7 +155,7 @@ def _ticks(across: _Scale, bottom: float, x: str) -> str:
 
 def _fill(index: int, faint: int) -> str:
     if index == faint:
-        return 'fill="currentColor" fill-opacity=".13"'
+        return f'fill="{COLOURS[-1]}" fill-opacity=".65"'
     return f'fill="{COLOURS[index % len(COLOURS)]}"'
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import time
 
 UNKNOWN = "-"
 
@@ -34,6 +35,11 @@ def milliseconds(seconds: float | None) -> str:
     if seconds is None or not math.isfinite(seconds):
         return UNKNOWN
     return "0" if abs(seconds) < 0.5e-6 else digits(seconds * 1e3)
+
+
+def clock(at_unix_s: float) -> str:
+    """``14:03:09``, local time."""
+    return time.strftime("%H:%M:%S", time.localtime(at_unix_s))
 
 
 def text(value: object) -> str:

@@ -16,6 +16,7 @@ from typing import Any, TextIO
 
 from headway.common.errors import DeadlineError, HeadwayError
 from headway.common.output import to_json
+from headway.console.display.formatting import clock
 from headway.console.live.news import News
 from headway.console.live.progress import Progress, ProgressReader
 from headway.console.machine.peak import Peak
@@ -171,11 +172,7 @@ class _View:
 
 
 def _timed(line: str, at_unix_s: float | None) -> str:
-    return (
-        line
-        if at_unix_s is None
-        else f"{time.strftime('%H:%M:%S', time.localtime(at_unix_s))} {line}"
-    )
+    return line if at_unix_s is None else f"{clock(at_unix_s)} {line}"
 
 
 class _LineView(_View):

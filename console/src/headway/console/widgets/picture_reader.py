@@ -10,6 +10,7 @@ from typing import Any
 from headway.console.analysis.curve import Curve, Point
 from headway.console.analysis.episodes import Episodes, Recovery
 from headway.console.analysis.newest import repeated_steps
+from headway.console.display.formatting import clock
 from headway.console.folder.logs import LogReader, as_text
 from headway.console.live.news import News
 from headway.console.live.progress import ProgressReader, utilisation
@@ -75,7 +76,7 @@ class PictureReader:
         unchanged = self._read_curve()
         self._read_events()
         self._read_evaluations()
-        self._news.extend(line for _, line in self._events.read())
+        self._news.extend(f"{clock(at)} {line}" for at, line in self._events.read())
         new = self._tail.read()
         self._number += 1
         newest = self._progress.newest
