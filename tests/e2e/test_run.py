@@ -133,6 +133,11 @@ def test_after_sigkill_of_everything_the_next_run_cleans_up_and_goes_on_to_the_s
     _wait_for_step(machine, "tiny", 22)
     run = Run(machine.runs / "tiny")
     machine.wait_until(lambda: newest(run.folder.checkpoints), "a checkpoint is complete")
+    titles = [Path(f"/proc/{one.pid}/cmdline").read_text() for one in machine.processes()]
+    for rank in (0, 1):  # what ps shows
+        assert any(f"headway tiny: rank {rank} (dp {rank}), node 0" in one for one in titles), (
+            titles
+        )
     listened = machine.listening()
     # console, executor, driver, monitor, four services, workers
     assert machine.kill_everything() >= 8

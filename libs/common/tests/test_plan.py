@@ -47,6 +47,11 @@ def test_tensor_parallel_ranks_are_neighbours_and_stages_are_the_furthest_apart(
     assert grid.group("pp", 7) == (1, 7, 13, 19)
 
 
+def test_the_place_of_a_rank_names_the_axes_that_are_in_use() -> None:
+    assert Grid(tp=2, pp=2, dp=2).place(5) == "pp 1 dp 0 tp 1"
+    assert Grid(dp=2).place(1) == "dp 1" and Grid().place(0) == "alone"
+
+
 def test_tensor_parallel_peers_share_a_node() -> None:
     placement = Placement(Grid(tp=2, pp=2, dp=2), ranks_per_node=2)
     assert all(

@@ -24,6 +24,7 @@ from headway.console.commands.options import (
 from headway.console.commands.pages import LOOK
 
 if TYPE_CHECKING:
+    from headway.common.plan.grid import Grid
     from headway.common.wire.messages.driver import RankStatus
     from headway.console.live.progress import Progress
     from headway.console.run import Run
@@ -113,7 +114,7 @@ def status(
     if progress.detail:
         lines.append(progress.detail)
     if progress.status is not None:
-        lines += _status_lines(progress)
+        lines += _status_lines(progress, found.config.parallel.grid)
     emit(progress, as_json, lines)
 
 
@@ -130,9 +131,11 @@ def _with_ranks(progress: Progress, ranks: tuple[RankStatus, ...]) -> Progress:
     return replace(progress, status=type(progress.status)(**{**fields, "ranks": ranks}))
 
 
-def _status_lines(progress: Progress) -> list[str | Table]:
+def _status_lines(progress: Progress, grid: Grid) -> list[str | Table]:
     assert progress.status is not None
-    ranks = [(r.rank, r.node, r.pid, r.status, r.step) for r in progress.status.ranks]
+    ranks = [
+        (r.rank, grid.place(r.rank), r.node, r.pid, r.status, r.step) for r in progress.status.ranks
+    ]
     troubles = sorted(progress.status.troubles.items())
     lines: list[str | Table] = [f"node {node}: {trouble}" for node, trouble in troubles]
     if progress.status.num_ranks > len(ranks):
@@ -140,7 +143,7 @@ def _status_lines(progress: Progress) -> list[str | Table]:
         summary = ", ".join(f"{number} {status}" for status, number in counts)
         lines.append(f"{progress.status.num_ranks} ranks: {summary}; --ranks lists them")
     if ranks:
-        lines.append(Table(ranks, ("rank", "node", "pid", "status", "step")))
+        lines.append(Table(ranks, ("rank", "place", "node", "pid", "status", "step")))
     measured = [rank for rank in progress.status.ranks if rank.memory_bytes]
     if measured:
         from headway.common.plan.memory import size

@@ -41,6 +41,7 @@ from headway.trainer.failures import (
 from headway.trainer.link import Link, WorkerStatus
 from headway.trainer.memory import too_small
 from headway.trainer.rank import Rank
+from headway.trainer.title import set_title
 
 log = get_logger("worker")
 
@@ -140,6 +141,7 @@ class Worker:
     # ---- the main thread ----------------------------------------------------------------------
     def run(self) -> int:
         """Serve assignments forever."""
+        self._show_as("standby")
         while True:
             assign = self._jobs.get()
             if assign is None:
@@ -150,6 +152,7 @@ class Worker:
         self.view = WorkerStatus(
             "joining", assign.generation, assign.rank, assign.restore.step, 0, False
         )
+        self._show_as(f"rank {assign.rank} ({self.config.parallel.grid.place(assign.rank)})")
         add_where(rank=assign.rank)
         identify(rank=assign.rank)
         self.link.beat_now()
@@ -197,6 +200,9 @@ class Worker:
             bad_checkpoint=bad_checkpoint, bad_snapshot=bad_snapshot, is_fatal=is_fatal,
             spike_end=spike_end,
         )  # fmt: skip
+
+    def _show_as(self, what: str) -> None:
+        set_title(self.run_dir.name, f"{what}, node {self.node}")
 
     def left(
         self,

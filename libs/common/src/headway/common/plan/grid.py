@@ -71,6 +71,16 @@ class Grid:
             rank, found[axis] = divmod(rank, self.degree(axis))
         return Coordinates(**found)
 
+    def place(self, rank: int) -> str:
+        """The coordinates of ``rank`` for people, without axes of one rank.
+
+        >>> Grid(pp=2, dp=2).place(2)
+        'pp 1 dp 0'
+        """
+        found = self.coordinates(rank)
+        axes = [axis for axis in ("pp", "dp", "tp") if self.degree(axis) > 1]
+        return " ".join(f"{axis} {getattr(found, axis)}" for axis in axes) or "alone"
+
     def rank(self, **place: int) -> int:
         """The rank at these coordinates by axis, 0 where an axis is left out.
 
