@@ -129,6 +129,8 @@ def test_dry_run_prints_a_configuration_that_reads_back_equal(call: Call, tmp_pa
     printed = load(RunConfig, [tmp_path / "printed.toml"])
     assert printed.train.steps == 7 and printed.launch.spares == 2
     assert printed == load(RunConfig, [Path(TINY)], ["train.steps=7", "launch.spares=2"])
+    assert "predicted tensors of a rank" in out and "at most" not in out, "the process uses more"
+    assert "on a CPU the process uses more" in out
     code, out, _ = call("run", TINY, "--dry-run", "--json")
     assert json.loads(out)["parallel"]["dp"] == 2
 

@@ -106,6 +106,15 @@ def test_a_run_without_anything_says_so_and_invents_nothing(
     assert "- before, not measured since" in "\n".join(render(summary))
 
 
+@pytest.mark.parametrize("steps", [50, 51])
+def test_a_trace_of_some_steps_says_which_and_how_to_get_all(fake: FakeRun, steps: int) -> None:
+    summary = dataclasses.replace(summarise(fake.run), step=steps, trace="trace.json.gz")
+    text = "\n".join(render(summary))
+    is_partial = steps > 50
+    assert ("the last 50 steps before the end and each recovery" in text) == is_partial
+    assert ("`headway trace fake -o FILE` writes all" in text) == is_partial
+
+
 def test_a_stopped_run_says_how_to_resume(
     fake: FakeRun, own_roots: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

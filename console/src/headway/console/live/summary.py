@@ -99,6 +99,11 @@ def report(summary: Summary) -> list[str | Table]:
         lines += ["sample:", *("  " + line for line in s.sample.splitlines())]
     if s.trace:
         lines.append(f"trace            {s.trace} (open it in https://ui.perfetto.dev)")
+        if s.step > TRACED_STEPS:  # as its tracks are empty elsewhere
+            lines.append(
+                f"                 the last {TRACED_STEPS} steps before the end and each recovery; "
+                f"`headway trace {s.name} -o FILE` writes all"
+            )
     if s.notebook:
         lines.append(f"notebook         {s.notebook} (`make lab`)")
     if s.resume:
