@@ -119,6 +119,12 @@ def test_verdicts_about_the_victims_of_a_fault_belong_to_its_recovery(lines: Lin
     assert lines() == []
 
 
+def test_a_rank_that_the_kernel_killed_for_want_of_memory_is_said_to_be(lines: Lines) -> None:
+    why = "killed by the kernel: out of memory"
+    lost = (_lost(1, why), _fence(f"rank 1 is lost: {why}"))
+    assert lines(*lost, *BACK) == [f"rank 1 was {why}"]
+
+
 def test_victims_of_what_no_recovery_follows_are_one_line(
     lines: Lines, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -45,6 +45,7 @@ _LINES = {
 
 _PHRASES = {
     "killed": "was killed",
+    "killed by the kernel: out of memory": "was killed by the kernel: out of memory",
     "stopped": "was stopped",
     "crash": "crashed",
     "silence": "hung",

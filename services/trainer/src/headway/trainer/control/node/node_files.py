@@ -22,6 +22,8 @@ from headway.trainer.control.node.node_events import Memory
 KEPT_DEAD = 16
 """Dead workers of a node whose logs and last words are kept, the newest."""
 
+OUT_OF_MEMORY = "killed by the kernel: out of memory"
+
 log = get_logger("node")
 
 
@@ -138,14 +140,17 @@ def _left(paths: NodePaths, logs: Path) -> list[tuple[int, str, Path]]:
     return [(int(match[2]), match[1], path) for match, path in matches if match is not None]
 
 
-def last_words(paths: NodePaths, worker: str) -> str:
-    """How a worker ended, by its own account; ``killed`` without one. Never raises."""
+def last_words(paths: NodePaths, worker: str, *, is_oom: bool = False) -> str:
+    """How a worker ended, by its own account; ``killed`` without one, by the kernel if ``is_oom``.
+    Never raises."""
     try:
         words = LastWords(paths.segment("words", worker)).read()
     except (HeadwayError, OSError, ValueError) as error:
         log.warning("last words cannot be read", worker=worker, reason=str(error))
         words = None
-    return f"{words.reason} (code {words.code})" if words is not None else "killed"
+    if words is not None:
+        return f"{words.reason} (code {words.code})"
+    return OUT_OF_MEMORY if is_oom else "killed"
 
 
 # ---- arenas -----------------------------------------------------------------------------------

@@ -63,6 +63,7 @@ from headway.trainer.control.node.node_events import (
     ZygoteSeen,
 )
 from headway.trainer.control.node.node_services import NodeServices
+from headway.trainer.control.node.oom_kills import OomKills
 from headway.trainer.control.node.outbox import Outbox
 
 ZYGOTE_LOOK_S = 0.25
@@ -117,6 +118,7 @@ class NodeRun:
         self.services = NodeServices(self.run, self.config, self.paths, cluster.path)
         self._send, self._end = send, end
         self._files = node_files.MemoryFiles(self.paths.sock_dir)
+        self._oom_kills = OomKills()
         self.guardian = self._guardian(is_fresh=is_fresh)
         self.outbox = Outbox(node, self.incarnation)
         self.clock = ClockOffset() if self.run.bundle.exists() else None
@@ -171,11 +173,13 @@ class NodeRun:
         reap_children()
         states = {process: self._state(process) for process in self.guardian.watched()}
         self._killed &= states.keys()
+        workers = self.guardian.workers.processes()
         words = {
-            worker: node_files.last_words(self.paths, worker)
-            for worker, process in self.guardian.workers.processes().items()
+            worker: node_files.last_words(self.paths, worker, is_oom=self._oom_kills.took(process))
+            for worker, process in workers.items()
             if states.get(process) in DEAD
         }
+        self._oom_kills.look(workers.values(), time.monotonic())
         self.handle(Looked(states, words, self._zygote()))
         for worker in self.peers.keys() - self.guardian.workers.members.keys():
             del self.peers[worker]
