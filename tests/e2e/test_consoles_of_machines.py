@@ -86,7 +86,7 @@ def _steer_without_torch(machines: Machines) -> None:
 
 
 def _execute_notebook(machines: Machines, name: str) -> None:
-    """Notebook 01 with its own line that attaches: it steers, kills a worker and stops the run."""
+    """Notebook 01 with its own line that attaches: it steers, breaks and stops the run."""
     head, folder = machines.head, machines.shared / "no-torch"
     notebook = nbformat.read(NOTEBOOK, as_version=4)
     launch = re.compile(r"^run = cluster\.launch.*\n# or attach to .*: (run = .*)$", re.MULTILINE)
@@ -96,6 +96,9 @@ def _execute_notebook(machines: Machines, name: str) -> None:
     for old, new in (("../runs", str(machines.runs)), ('run("tiny")', f'run("{name}")')):
         assert old in cell.source
         cell.source = cell.source.replace(old, new)
+    cells = [cell for cell in notebook.cells if "run.wait(" in cell.source]
+    assert len(cells) == 1  # this run has many steps left
+    cells[0].source = cells[0].source.replace("run.wait(", "run.stop()\nrun.wait(")
     last = "import importlib.util\nprint('torch is', importlib.util.find_spec('torch'))"
     notebook.cells.append(nbformat.v4.new_code_cell(last))
     nbformat.write(notebook, folder / "attach.ipynb")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from headway.common.config import load
 from headway.common.errors import InputError
@@ -17,6 +17,11 @@ from headway.console.gateway.remote_run import attach, open_run
 from headway.console.lifecycle.launch import launch, run_name, runs_below
 from headway.console.run import Run
 from headway.trainer.config import RunConfig
+
+if TYPE_CHECKING:
+    from headway.console.display.charts import Drawing
+    from headway.console.live.summary import Summary
+    from headway.console.widgets import RunConsole
 
 
 class Cluster:
@@ -127,6 +132,29 @@ class Cluster:
             origins=origins,
             report=report,
         )
+
+    # ---- in a notebook ------------------------------------------------------------------------
+    def console(self, run: Run) -> RunConsole:
+        """The live console of a run: charts, what every rank does, and buttons that steer it."""
+        from headway.console.widgets import RunConsole
+
+        return RunConsole(run)
+
+    def summary(self, run: Run, *, write_trace: bool = False) -> Summary:
+        """What a run, live or ended, has to show; ``write_trace`` also writes its trace."""
+        from headway.console.live.summary import summarise
+
+        return summarise(run, write_trace=write_trace)
+
+    def losses(self, *names: str) -> Drawing:
+        """The training losses of runs on the steps they have in common; of all runs by default.
+
+        Raises:
+            InputError: there is no run of such a name.
+        """
+        from headway.console.reports.losses import losses
+
+        return losses([self.run(name) for name in names] or self.runs())
 
 
 def _suggestion(name: str, runs: Sequence[Run]) -> str:

@@ -22,7 +22,7 @@ TRACED_STEPS = 50
 NOTEBOOK = Path("notebooks/01_launch_and_steer.ipynb")
 
 
-@dataclass
+@dataclass(repr=False)
 class Summary:
     """Losses in nats per token; None where there is nothing to report."""
 
@@ -50,6 +50,9 @@ class Summary:
     notebook: str = ""
     resume: str = ""
     """The command that resumes a stopped or failed run."""
+
+    def __repr__(self) -> str:
+        return "\n".join(render(self))
 
 
 def summarise(run: Run, *, write_trace: bool = False) -> Summary:
