@@ -170,10 +170,11 @@ def test_going_back_to_an_older_step_leaves_the_newer_ones_behind(tmp_path: Path
 
 
 def test_saving_another_content_under_a_complete_step_is_refused(tmp_path: Path) -> None:
-    CheckpointClient(tmp_path).save(1, "one")
-    CheckpointClient(tmp_path).save(1, "one")
+    client = CheckpointClient(tmp_path)
+    client.save(1, "one")
+    client.save(1, "one")
     with pytest.raises(HeadwayError, match="is complete"):
-        CheckpointClient(tmp_path).save(1, "two")
+        client.save(1, "two")
 
 
 def test_a_step_counts_when_all_ranks_have_saved_it_and_needs_their_number_to_restore(

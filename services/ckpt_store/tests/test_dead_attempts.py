@@ -6,7 +6,8 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from headway.ckpt_store.folder import Attempt, FolderView
+from headway.ckpt_store.attempts import Attempt
+from headway.ckpt_store.folder import FolderView
 from headway.ckpt_store.retention import dead_attempts
 from headway.ckpt_store.state import (
     ArenasSeen,

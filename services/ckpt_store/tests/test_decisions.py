@@ -6,7 +6,8 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from headway.ckpt_store.folder import Attempt, FolderView
+from headway.ckpt_store.attempts import Attempt
+from headway.ckpt_store.folder import FolderView
 from headway.ckpt_store.retention import LATER_ATTEMPTS, dead_attempts, newest_complete, removable
 from headway.ckpt_store.state import (
     RETRY_S,

@@ -18,12 +18,13 @@ import pytest
 from headway.ckpt_store import files as files_module
 from headway.ckpt_store.client import CheckpointClient
 from headway.ckpt_store.config import StoreConfig
-from headway.ckpt_store.disk import Disk, drop_parts, remove_leftovers
+from headway.ckpt_store.disk import Disk, drop_parts
 from headway.ckpt_store.files import Files, NewFile, is_no_space
 from headway.ckpt_store.flush import write_manifest, write_shard
 from headway.ckpt_store.folder import newest
 from headway.ckpt_store.manifest import step_dir_name
 from headway.ckpt_store.state import Done, Failed, FlushSlot, FolderSeen, Slot
+from headway.ckpt_store.upkeep import remove_leftovers
 from headway.testkit import snapshots
 from headway.testkit.crash_points import Op, RecordingFiles, replay
 from hypothesis import given, settings

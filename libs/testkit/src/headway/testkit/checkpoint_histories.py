@@ -25,7 +25,7 @@ from headway.ckpt_store.files import TRASH_PREFIX, Files, NewFile
 from headway.ckpt_store.folder import complete, is_superseded, look, open_checkpoint
 from headway.ckpt_store.upkeep import LATER_WITHOUT_LOCKSTEP
 from headway.ckpt_store.verify import verify
-from headway.common.errors import CorruptError
+from headway.common.errors import CorruptError, HeadwayError
 
 SLACK = LATER_WITHOUT_LOCKSTEP + 2  # attempts besides the kept ones, if a full disk accepts no note
 
@@ -339,7 +339,7 @@ def restore_together(
     def restore(rank: int) -> None:
         try:
             found[rank] = clients[rank].restore(agree=agree_as(rank))
-        except (CorruptError, OSError) as error:
+        except (HeadwayError, OSError) as error:
             found[rank] = error
 
     threads = [threading.Thread(target=restore, args=(rank,)) for rank in range(len(clients))]

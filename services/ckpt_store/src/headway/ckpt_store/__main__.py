@@ -71,7 +71,14 @@ def serve(
 
     log.setup("ckpt_store", run_id=run_id, node=node)
     options = ServeOptions(
-        endpoint, shm_dir, checkpoints, world_size, executor, run_id, node, metrics_port
+        endpoint,
+        shm_dir.absolute(),  # clients in other working folders are sent these paths
+        checkpoints.absolute(),
+        world_size,
+        executor,
+        run_id,
+        node,
+        metrics_port,
     )
     config = load(StoreConfig, overrides=[f"keep={keep}", *(overrides or ())])
     raise typer.Exit(serve(options, config))

@@ -1,23 +1,28 @@
-"""Chooses the checkpoint to restore: the same one on every rank of a job, or none."""
+"""Chooses the checkpoint to restore: the same one on every rank of a job, or none.
+
+A checkpoint that is removed while it is read is not damaged: newer ones have taken its place, so
+the folder is listed again.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
-from headway.ckpt_store.folder import CheckpointInfo, complete
+from headway.ckpt_store.agreement import Agree, end_together
+from headway.ckpt_store.folder import LISTINGS, CheckpointInfo, complete, find, has_vanished
 from headway.ckpt_store.reading import UnreadableError
 from headway.ckpt_store.verify import check_all_parts
-from headway.common.errors import CorruptError
+from headway.common.errors import CorruptError, HeadwayError, InputError
 from headway.common.log import get_logger
 
 Read = Callable[[CheckpointInfo], Any]
 """Reads one rank's state of a checkpoint. Raises CorruptError."""
-Agree = Callable[[int], int]
-"""The smallest of the numbers that all ranks pass; every rank calls it equally often."""
 
 _GENERATION_BITS = 20
+
+T = TypeVar("T")
 
 log = get_logger("checkpoints")
 
@@ -32,6 +37,10 @@ class DamagedShardError(CorruptError):
         self.folder = folder
 
 
+class VanishedError(HeadwayError):
+    """The checkpoint was removed while it was read."""
+
+
 def restore_alone(checkpoints: Path, world_size: int, read: Read) -> tuple[int, Any] | None:
     """(step, state) of the newest checkpoint; damaged ones are skipped.
 
@@ -41,6 +50,10 @@ def restore_alone(checkpoints: Path, world_size: int, read: Read) -> tuple[int, 
         DamagedShardError: with several ranks, this rank's shard of the newest one. CorruptError:
         nothing readable is left.
     """
+    return _listing_again(checkpoints, lambda: _newest_of_one(checkpoints, world_size, read))
+
+
+def _newest_of_one(checkpoints: Path, world_size: int, read: Read) -> tuple[int, Any] | None:
     problem: CorruptError | None = None
     try:
         candidates = complete(checkpoints, all_readable=world_size > 1)
@@ -52,14 +65,14 @@ def restore_alone(checkpoints: Path, world_size: int, read: Read) -> tuple[int, 
     for info in candidates:
         try:
             if world_size > 1:
-                check_all_parts(info)
+                present(info, check_all_parts)
         except UnreadableError as error:
             raise DamagedShardError(error, info.path) from None
         except CorruptError as error:
             problem = problem or _passed_over(info, error)
             continue
         try:
-            return info.step, read(info)
+            return info.step, present(info, read)
         except CorruptError as error:
             if world_size > 1:
                 raise DamagedShardError(error, info.path) from None
@@ -70,45 +83,105 @@ def restore_alone(checkpoints: Path, world_size: int, read: Read) -> tuple[int, 
 
 
 def restore_together(
-    checkpoints: Path, world_size: int, read: Read, agree: Agree
+    checkpoints: Path, rank: int, world_size: int, read: Read, agree: Agree
 ) -> tuple[int, Any] | None:
     """(step, state) of the newest checkpoint that every rank can read.
 
-    In each round every rank reads its newest one up to a bound, which is lowered to the minimum.
+    In each round every rank reads its newest one up to a bound, which is lowered to the minimum. An
+    error of one rank ends it on all of them.
 
     Raises:
-        CorruptError: there are checkpoints, but none that all ranks can read.
+        CorruptError: there are checkpoints, but none that all ranks can read. HeadwayError: another
+        rank failed; its own error is raised there.
     """
     bound: int | None = None
-    problem: CorruptError | None = None
-    while True:
-        mine, state = -1, None
-        try:
-            for info in complete(checkpoints):
-                number = info.step << _GENERATION_BITS | info.generation
-                if bound is not None and number > bound:
-                    continue
-                try:
-                    if world_size > 1:
-                        check_all_parts(info)
-                    mine, state = number, read(info)
-                    break
-                except CorruptError as error:
-                    problem = problem or _passed_over(info, error)
-        except CorruptError as error:
-            problem = problem or error
+    for _ in range(LISTINGS):
+        mine, state, problem, error = _newest_up_to(checkpoints, bound, world_size, read)
+        end_together(agree, rank, error)
         lowest, highest = agree(mine), -agree(-mine)
         if lowest == highest >= 0:
             return mine >> _GENERATION_BITS, state
         if lowest < 0:
-            has_problem = highest >= 0 or -agree(-int(problem is not None)) > 0
-            if not has_problem:
+            end_together(agree, rank, problem)
+            if highest < 0 and bound is None:
                 return None
-            raise problem or CorruptError(
-                f"another rank cannot read any checkpoint in {checkpoints}",
-                remedy="inspect them with `headway ckpt verify --all`",
-            )
-        bound = lowest
+        bound = lowest if lowest >= 0 else None  # None: it was removed meanwhile
+        state = None
+    raise _removed_too_fast(checkpoints)
+
+
+def restore_step(checkpoints: Path, step: int, read: Read) -> Any:
+    """The state of checkpoint ``step``.
+
+    Raises:
+        InputError: it does not exist, or was removed meanwhile. CorruptError: it is damaged.
+    """
+    info = find(checkpoints, step)
+    try:
+        return present(info, read)
+    except VanishedError as error:
+        raise InputError(error.message, remedy="restore a newer step, or raise keep") from None
+
+
+def present(info: CheckpointInfo, read: Callable[[CheckpointInfo], T]) -> T:
+    """``read(info)``, whose errors count only while the checkpoint is there.
+
+    Raises:
+        VanishedError: it was removed meanwhile. Whatever ``read`` raises.
+    """
+    try:
+        return read(info)
+    except (CorruptError, FileNotFoundError):
+        if has_vanished(info):
+            raise VanishedError(f"{info.path} was removed while it was read") from None
+        raise
+
+
+def _newest_up_to(
+    checkpoints: Path, bound: int | None, world_size: int, read: Read
+) -> tuple[int, Any, CorruptError | None, Exception | None]:
+    """(number, state) of the newest one up to ``bound``, -1 without one; why one was passed over;
+    and an error that does not concern the checkpoints."""
+    problem: CorruptError | None = None
+
+    def search() -> tuple[int, Any]:
+        nonlocal problem
+        for info in complete(checkpoints):
+            number = info.step << _GENERATION_BITS | info.generation
+            if bound is not None and number > bound:
+                continue
+            try:
+                if world_size > 1:
+                    present(info, check_all_parts)
+                return number, present(info, read)
+            except CorruptError as error:
+                problem = problem or _passed_over(info, error)
+        return -1, None
+
+    try:
+        number, state = _listing_again(checkpoints, search)
+    except CorruptError as error:
+        return -1, None, problem or error, None
+    except Exception as error:
+        return -1, None, problem, error
+    return number, state, problem, None
+
+
+def _listing_again(checkpoints: Path, search: Callable[[], T]) -> T:
+    """``search``, again as long as what it reads is removed meanwhile."""
+    for _ in range(LISTINGS):
+        try:
+            return search()
+        except VanishedError:
+            continue
+    raise _removed_too_fast(checkpoints)
+
+
+def _removed_too_fast(checkpoints: Path) -> HeadwayError:
+    return HeadwayError(
+        f"the checkpoints in {checkpoints} are removed faster than they can be read",
+        remedy="raise keep where they are saved",
+    )
 
 
 def _passed_over(info: CheckpointInfo, error: CorruptError) -> CorruptError:

@@ -17,21 +17,25 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from headway.ckpt_store.choice import DamagedShardError, restore_alone, restore_together
+from headway.ckpt_store.agreement import Agree, end_together
+from headway.ckpt_store.choice import (
+    DamagedShardError,
+    restore_alone,
+    restore_step,
+    restore_together,
+)
 from headway.ckpt_store.config import StoreConfig
 from headway.ckpt_store.files import Files, is_no_space
 from headway.ckpt_store.folder import (
     CheckpointInfo,
-    FolderView,
     complete,
     find,
-    is_superseded,
     keep,
-    look,
     mark_generation,
     newest,
 )
 from headway.ckpt_store.folder_client import FolderWriter
+from headway.ckpt_store.generations import SCRATCH, Generations
 from headway.ckpt_store.incarnation import Incarnation
 from headway.ckpt_store.manifest import (
     damaged_name,
@@ -39,7 +43,7 @@ from headway.ckpt_store.manifest import (
 from headway.ckpt_store.packing import lay_out, leaves_of, pack, unpack
 from headway.ckpt_store.tensors import CheckpointTensors, write_tensors
 from headway.ckpt_store.tree import Flat
-from headway.ckpt_store.upkeep import apply_retention
+from headway.ckpt_store.upkeep import apply_retention, clear_killed
 from headway.ckpt_store.verify import read_part, read_shard, read_shard_into, verify
 from headway.common.errors import CorruptError, DeadlineError, InputError
 from headway.common.log import get_logger
@@ -121,14 +125,13 @@ class CheckpointClient:
             self._arena = DaemonArena(str(target), rank)
             self.checkpoints = self._arena.checkpoints
         else:
-            self.checkpoints = Path(target)
+            self.checkpoints = Path(target).absolute()  # scripts change their working folder
             if self.checkpoints.exists() and not self.checkpoints.is_dir():
                 raise InputError(
                     f"{target} is not a folder", remedy="give a folder or an ipc:// endpoint"
                 )
         self._files = self._open_files(f"r{rank}")
-        self._generation = _newest_generation(look(self.checkpoints))
-        self._restart: int | None = None
+        self._generations = Generations(self._files, self.checkpoints)
         self._folder = FolderWriter(
             self._files, self.checkpoints, rank, world_size, StoreConfig(keep=keep).keep, run_id
         )
@@ -136,6 +139,8 @@ class CheckpointClient:
         # A single rank with a daemon needs no token, as its arena has one writing process.
         if not read_only and (world_size > 1 or self._arena is None):
             self._incarnation = Incarnation(self._files, self.checkpoints, rank, world_size)
+            if self._arena is None and not self._incarnation.is_held_here():
+                clear_killed(self._files, self.checkpoints, rank, world_size)
             self._unless_full(self._incarnation.join)
 
     def save(self, step: int, state: Any, *, generation: int | None = None) -> Saved:
@@ -145,16 +150,18 @@ class CheckpointClient:
         and ``wait`` reports the rest. May block: on the disk, or while a daemon still writes the
         snapshot before. With a full disk, or a daemon without progress, this checkpoint is lost, as
         reported in the result and in the log; a failed removal of old checkpoints is reported too.
-        ``generation`` (default: as ``restore`` left it) distinguishes a repeated step from its
-        first attempt; all ranks pass the same one.
+
+        A start that has not restored a step begins a history of its own: from its first complete
+        checkpoint on, the steps that earlier starts left are obsolete, and retention keeps them
+        only until there are ``keep`` new ones. ``generation`` sets the history's number instead;
+        all ranks pass the same one.
 
         Raises:
             InputError: a value that cannot be saved. HeadwayError: ``step`` is complete with other
             content, or another live process saves as this rank. OSError: from the disk; earlier
             checkpoints are kept.
         """
-        generation = self._generation if generation is None else generation
-        if step < 0 or generation < 0:
+        if step < 0 or (generation is not None and generation < 0):
             raise InputError(
                 f"step {step}, generation {generation}: below 0", remedy="count from 0"
             )
@@ -162,11 +169,15 @@ class CheckpointClient:
             raise InputError("this client only reads", remedy="open it without read_only")
         flat = leaves_of(state)
         layout, nbytes = lay_out(flat, self.rank, self.world_size)
+        if generation is None:
+            if not self._generations.is_chosen:
+                self._generations.choose(SCRATCH)
+            generation = self._generations.number
         incarnation = ""
         try:
             if self._incarnation is not None:
                 incarnation = self._incarnation.stamp()
-            self._mark()
+            self._generations.record()
             if self._arena is not None:
                 problem = self._hand_over(step, generation, flat, layout, nbytes, incarnation)
                 return _saved(step, generation, not problem, False, problem)
@@ -183,26 +194,30 @@ class CheckpointClient:
         return _saved(step, generation, *outcome)
 
     def restore(
-        self, step: int | None = None, *, agree: Callable[[int], int] | None = None
+        self, step: int | None = None, *, agree: Agree | None = None
     ) -> tuple[int, Any] | None:
         """(step, state) of the newest complete checkpoint, or of ``step``; None if there is none.
 
         Every byte is checked against its digest. Tensors come back on the CPU. Without ``step``, a
         damaged checkpoint is skipped for the one before. Several ranks must do that together: with
         ``agree``, a function that returns the minimum over all ranks (see ``torch_client.agree``),
-        they choose the same one; without it the rank with the damage records it in the folder and
-        fails, and after a restart all ranks skip that checkpoint.
+        they choose the same one, and whatever error ends it on one rank ends it on all; without it
+        the rank with the damage records it in the folder and fails, and after a restart all ranks
+        skip that checkpoint. The newest one is the last of the newest start's history, whatever
+        steps earlier starts reached; by its number any ``step`` in the folder can be restored. A
+        checkpoint that is removed while it is read is passed over for a newer one.
 
         Raises:
             CorruptError: no readable checkpoint is left, or this rank's shard is damaged
                 and ``agree`` is None.
             InputError: ``step`` does not exist, or was saved by another number of ranks.
+            HeadwayError: with ``agree``, another rank failed; the message has its number and error.
         """
+        if agree is not None:
+            return self._restore_together(step, agree)
         found: tuple[int, Any] | None
         if step is not None:
-            found = step, self._read(find(self.checkpoints, step))
-        elif agree is not None:
-            found = restore_together(self.checkpoints, self.world_size, self._read, agree)
+            found = step, restore_step(self.checkpoints, step, self._read)
         else:
             try:
                 found = restore_alone(self.checkpoints, self.world_size, self._read)
@@ -211,7 +226,7 @@ class CheckpointClient:
             except CorruptError as error:
                 raise self._without_notes(error) from None
         if found is not None:
-            self._go_on_from(found[0])
+            self._continue_from(found[0])
         return found
 
     def wait(self, step: int, timeout_s: float = 60.0) -> None:
@@ -222,10 +237,10 @@ class CheckpointClient:
                 the message says why.
         """
         if self._arena is not None:
-            self._arena.wait(step, timeout_s)
+            self._arena.wait(step, timeout_s, self._is_complete)
             return
         deadline_s = time.monotonic() + timeout_s
-        while not any(info.step >= step for info in complete(self.checkpoints)):
+        while not self._is_complete(step):
             if time.monotonic() > deadline_s:
                 raise DeadlineError(
                     f"step {step} is not complete after {timeout_s} s",
@@ -272,7 +287,30 @@ class CheckpointClient:
         problem: str = self._arena.save(step, generation, layout, nbytes, fill, flat.extra())
         return problem
 
+    def _is_complete(self, step: int) -> bool:
+        """Whether ``step`` or a later one of this client's history is complete on disk."""
+        oldest = self._generations.number
+        found = complete(self.checkpoints)
+        return any(info.step >= step and info.generation >= oldest for info in found)
+
     # ---- restoring ------------------------------------------------------------------------------
+    def _restore_together(self, step: int | None, agree: Agree) -> tuple[int, Any] | None:
+        folder, failed = self.checkpoints, None
+        found: tuple[int, Any] | None = None
+        if step is None:
+            found = restore_together(folder, self.rank, self.world_size, self._read, agree)
+            if found is None:
+                return None
+        try:
+            if step is not None:
+                found = step, restore_step(folder, step, self._read)
+            assert found is not None
+            self._continue_from(found[0])
+        except Exception as error:
+            failed = error
+        end_together(agree, self.rank, failed)
+        return found
+
     def _read(self, info: CheckpointInfo) -> Any:
         if info.world_size != self.world_size:
             raise InputError(
@@ -280,8 +318,9 @@ class CheckpointClient:
                 f"{self.world_size}",
                 remedy="restore with the number of ranks that saved it",
             )
-        data, extra = read_shard(info, self.rank)
         part = read_part(info, self.rank)
+        data = np.empty(part.data_bytes, np.uint8)
+        extra = read_shard_into(info, self.rank, data)
         try:
             return unpack(part, data, extra)
         except (
@@ -322,26 +361,10 @@ class CheckpointClient:
             return [info for info in found if (info.path / damaged_name(self.rank)).exists()]
         return []
 
-    def _go_on_from(self, step: int) -> None:
-        """Begin a new generation if later complete steps of an earlier start of the job exist.
-
-        Every rank must get the same number, whether or not another one has marked it already; so it
-        is computed from a single listing.
-        """
-        view = look(self.checkpoints)
-        newer = any(
-            a.is_complete and a.step > step and not is_superseded(*a.key, view.marks)
-            for a in view.attempts
-        )
-        self._generation = _newest_generation(view) + newer
-        self._restart = step if newer else None
+    def _continue_from(self, step: int) -> None:
+        self._generations.choose(step)
         if not self._read_only:
-            self._unless_full(self._mark)
-
-    def _mark(self) -> None:
-        if self._restart is not None:
-            mark_generation(self.checkpoints, self._generation, self._restart, self._files)
-            self._restart = None
+            self._unless_full(self._generations.record)
 
     def _unless_full(self, write: Callable[[], None]) -> None:
         """A job may start on a full disk; ``save`` tries again."""
@@ -362,7 +385,3 @@ def _saved(step: int, generation: int, is_stored: bool, is_complete: bool, probl
     if problem:
         log.warning("checkpoint problem, continuing", step=step, stored=is_stored, reason=problem)
     return Saved(step, generation, is_stored, is_complete, problem)
-
-
-def _newest_generation(view: FolderView) -> int:
-    return max([0, *view.marks, *(a.generation for a in view.attempts if a.is_complete)])

@@ -27,6 +27,8 @@ STALL_LIMIT_S = 30.0
 """So long without any progress of the daemon, and a save no longer waits for it."""
 _ASK_S = 1.0
 EXTRA_BYTES = 65536
+_LONGEST_SOCKET_NAME = 107
+"""Bytes in the address of a Unix socket (unix(7)); a longer one works only relative."""
 
 
 class DaemonArena:
@@ -38,7 +40,7 @@ class DaemonArena:
     """
 
     def __init__(self, endpoint: str, rank: int) -> None:
-        self._client = Client(endpoint)
+        self._client = Client(_absolute(endpoint))
         try:
             status = self._status()
         except BaseException:
@@ -88,11 +90,11 @@ class DaemonArena:
         self._client.notify(Flush())
         return ""
 
-    def wait(self, step: int, timeout_s: float) -> None:
-        """Poll until ``step`` is complete. Raises DeadlineError, at once if
-        the daemon gave it up."""
+    def wait(self, step: int, timeout_s: float, is_complete: Callable[[int], bool]) -> None:
+        """Poll until ``is_complete(step)``, asked once the daemon has completed any such step.
+        Raises DeadlineError, at once if the daemon gave it up."""
         deadline_s = time.monotonic() + timeout_s
-        while (status := self._status()).complete_step < step:
+        while (status := self._status()).complete_step < step or not is_complete(step):
             if status.last_step == step:
                 raise DeadlineError(
                     f"step {step} was given up: {status.last_error}", remedy=status.last_remedy
@@ -180,3 +182,13 @@ class DaemonArena:
             return self._client.call(StoreStatus(), StoreStatusReply, timeout_s=_ASK_S).progress
         except DeadlineError:
             return None
+
+
+def _absolute(endpoint: str) -> str:
+    """The endpoint with an absolute path, since the socket is connected again after a restart of
+    the daemon, wherever the working folder is by then."""
+    scheme, _, name = endpoint.partition("://")
+    if scheme != "ipc" or name.startswith("@"):
+        return endpoint
+    path = str(Path(name).absolute())
+    return f"ipc://{path}" if len(path.encode()) <= _LONGEST_SOCKET_NAME else endpoint

@@ -193,14 +193,6 @@ def drop_parts(
     files.remove_empty_dir(folder)
 
 
-def remove_leftovers(files: Files, checkpoints: Path) -> list[Path]:
-    """Remove the temporary files of an earlier process of this owner; called once at start."""
-    found = list(checkpoints.glob(f"*/.*.{files.owner}.tmp"))
-    for path in found:
-        files.discard(path)
-    return found
-
-
 def _remedy(error: OSError, checkpoints: Path) -> str:
     if is_no_space(error):
         return f"free space for {checkpoints} or lower ckpt.keep; the next durable step tries again"

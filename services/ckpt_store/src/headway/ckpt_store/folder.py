@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
-from functools import lru_cache
 from pathlib import Path
 
+from headway.ckpt_store.attempts import Attempt, read_attempt
 from headway.ckpt_store.files import TRASH_PREFIX, Files
 from headway.ckpt_store.manifest import (
     KEEP_NAME,
@@ -15,60 +14,21 @@ from headway.ckpt_store.manifest import (
     Manifest,
     decode_manifest,
     decode_mark,
-    decode_part,
     is_damaged_name,
-    is_gave_up_name,
     mark_bytes,
     mark_name,
     parse_mark_name,
-    parse_part_name,
     parse_step_dir,
-    part_name,
     step_dir_name,
 )
 from headway.ckpt_store.reading import UnreadableError, corrupt, read_file
 from headway.common.errors import CorruptError, HeadwayError, InputError
 
-_TICK_NS = 1_000_000_000
-"""A file this young may be replaced by one with the same time stamp and even the same inode."""
-
-
-@dataclass(frozen=True)
-class Attempt:
-    """One step folder, complete or not."""
-
-    step: int
-    generation: int
-    ranks: frozenset[int]
-    """Ranks whose part file exists."""
-    world_size: int | None
-    """From a part file; None while none can be read."""
-    is_complete: bool
-    is_marked: bool = False
-    incarnation: str = ""
-    """Which start of the job wrote its parts, according to one part file."""
-    is_mixed: bool = False
-    """Whether all parts exist but come from different starts of the job: some
-    rank must write again."""
-    has_given_up: bool = False
-    """Whether a rank has given up writing its part; notes of another start of
-    the job do not count."""
-    is_damaged: bool = False
-    """Whether some rank found its shard damaged, so that no rank restores it."""
-
-    @property
-    def key(self) -> tuple[int, int]:
-        """(step, generation)"""
-        return (self.step, self.generation)
-
-    @property
-    def has_all_parts(self) -> bool:
-        """Whether the step may be committed."""
-        return self._names_all_parts and not self.is_mixed
-
-    @property
-    def _names_all_parts(self) -> bool:
-        return self.world_size is not None and self.ranks >= set(range(self.world_size))
+LISTINGS = 100
+"""How often a folder is listed again because something in it was removed meanwhile."""
+_EMPTY_LISTINGS = 3
+"""So many listings without a checkpoint count as none: one that is made while a checkpoint is
+removed and a newer one is added may miss both."""
 
 
 @dataclass(frozen=True)
@@ -78,6 +38,9 @@ class FolderView:
     attempts: tuple[Attempt, ...] = ()
     marks: Mapping[int, int] = field(default_factory=dict)
     trash: tuple[str, ...] = ()
+    pending: frozenset[int] = frozenset()
+    """Generations that began from scratch and have no complete checkpoint yet; not in ``marks``,
+    because they make nothing obsolete before that."""
 
 
 @dataclass(frozen=True)
@@ -115,38 +78,74 @@ def is_superseded(step: int, generation: int, marks: Mapping[int, int]) -> bool:
 
 
 def look(checkpoints: Path) -> FolderView:
-    """List a checkpoints folder (which need not exist). Reads names, and one part file per
-    incomplete step, or all of them once they exist."""
-    attempts, marks, trash = [], {}, []
+    """List a checkpoints folder (which need not exist), again if a step is removed meanwhile.
+    Reads names, and one part file per incomplete step, or all of them once they exist."""
+    for _ in range(LISTINGS):
+        view, is_changed = _listing(checkpoints)
+        if not is_changed:
+            break
+    return view
+
+
+def _listing(checkpoints: Path) -> tuple[FolderView, bool]:
+    """One listing, and whether a step in it was removed while it was made."""
+    attempts: list[Attempt] = []
+    marks, trash, is_changed = {}, [], False
     for entry in sorted(_entries(checkpoints)):
         key = parse_step_dir(entry.name)
         generation = parse_mark_name(entry.name)
         if key is not None:
-            attempts.append(_attempt(entry, *key))
+            attempt = read_attempt(entry, *key)
+            attempts += [attempt] if attempt else []
+            is_changed = is_changed or attempt is None
         elif generation is not None:
             marks[generation] = _restart_step(entry)
         elif entry.name.startswith(TRASH_PREFIX):
             trash.append(entry.name)
-    return FolderView(tuple(sorted(attempts, key=lambda a: a.key)), marks, tuple(trash))
+    newest = max((a.generation for a in attempts if a.is_complete), default=-1)
+    pending = frozenset(g for g, restart in marks.items() if restart < 0 and g > newest)
+    marks = {g: restart for g, restart in marks.items() if g not in pending}
+    ordered = tuple(sorted(attempts, key=lambda a: a.key))
+    return FolderView(ordered, marks, tuple(trash), pending), is_changed
 
 
 def complete(
-    checkpoints: Path, *, with_damaged: bool = False, all_readable: bool = False
+    checkpoints: Path,
+    *,
+    with_damaged: bool = False,
+    with_superseded: bool = False,
+    all_readable: bool = False,
 ) -> list[CheckpointInfo]:
     """All complete checkpoints that are not superseded, newest first.
 
     Checkpoints whose manifest cannot be read are left out and, unless ``with_damaged``, also those
-    in which a rank found its shard damaged.
+    in which a rank found its shard damaged. One that is removed meanwhile makes room for a newer
+    one, so the folder is listed again.
 
     Raises:
         UnreadableError: with ``all_readable``, the disk cannot read a manifest.
         CorruptError: there are checkpoints, but none can be read. Starting from scratch would then
             silently discard a run.
     """
-    view = look(checkpoints)
-    candidates = [
-        a for a in view.attempts if a.is_complete and not is_superseded(*a.key, view.marks)
-    ]
+    num_empty = 0
+    for _ in range(LISTINGS):
+        view = look(checkpoints)
+        candidates = [
+            a
+            for a in view.attempts
+            if a.is_complete and (with_superseded or not is_superseded(*a.key, view.marks))
+        ]
+        num_empty = 0 if candidates else num_empty + 1
+        found, is_changed = _open_all(checkpoints, candidates, with_damaged, all_readable)
+        if not is_changed and (candidates or num_empty == _EMPTY_LISTINGS):
+            break
+    return found
+
+
+def _open_all(
+    checkpoints: Path, candidates: list[Attempt], with_damaged: bool, all_readable: bool
+) -> tuple[list[CheckpointInfo], bool]:
+    """As ``complete``; and whether one was removed meanwhile, so that newer ones may exist."""
     found, problem = [], None
     for attempt in sorted(candidates, key=lambda a: a.key, reverse=True):
         if attempt.is_damaged and not with_damaged:
@@ -161,10 +160,10 @@ def complete(
                 raise
             problem = problem or error
         except FileNotFoundError:  # removed by retention meanwhile
-            continue
+            return found, True
     if problem is not None and not found:
         raise problem
-    return found
+    return found, False
 
 
 def newest(
@@ -197,28 +196,37 @@ def open_checkpoint(checkpoints: Path, step: int, generation: int) -> Checkpoint
         FileNotFoundError: it does not exist or is not complete. CorruptError: its manifest cannot
         be read or is of another step.
     """
-    for entry in _entries(checkpoints):
-        if parse_step_dir(entry.name) == (step, generation):
-            path = entry / MANIFEST_NAME
-            if not path.exists():
-                break
-            try:
-                raw = read_file(path)
-            except CorruptError:
-                if path.exists():
-                    raise
-                break  # removed by retention meanwhile
-            manifest = decode_manifest(raw, path)
-            if (manifest.step, manifest.generation) != (step, generation):
-                raise CorruptError(
-                    f"{path} is of step {manifest.step}", remedy="use an older checkpoint"
-                )
-            return CheckpointInfo(entry, manifest, (entry / KEEP_NAME).exists())
-    raise FileNotFoundError(checkpoints)
+    folder = Path(checkpoints).absolute() / step_dir_name(step, generation)
+    path = folder / MANIFEST_NAME
+    if not path.exists():
+        raise FileNotFoundError(path)
+    try:
+        raw = read_file(path)
+    except CorruptError:
+        if path.exists():
+            raise
+        raise FileNotFoundError(path) from None  # removed by retention meanwhile
+    manifest = decode_manifest(raw, path)
+    if (manifest.step, manifest.generation) != (step, generation):
+        raise CorruptError(f"{path} is of step {manifest.step}", remedy="use an older checkpoint")
+    return CheckpointInfo(folder, manifest, (folder / KEEP_NAME).exists())
+
+
+def has_vanished(info: CheckpointInfo) -> bool:
+    """Whether the checkpoint was removed, or replaced by another of its name, since it was listed:
+    then what could not be read of it says nothing about damage."""
+    path = info.path / MANIFEST_NAME
+    try:
+        return decode_manifest(path.read_bytes(), path) != info.manifest
+    except (FileNotFoundError, NotADirectoryError):
+        return True
+    except (OSError, CorruptError):
+        return False
 
 
 def find(checkpoints: Path, step: int | None = None) -> CheckpointInfo:
-    """The newest checkpoint, or the newest of ``step``, for commands: bad input is an InputError.
+    """The newest checkpoint, or the newest of ``step``, even of a superseded generation; for
+    commands: bad input is an InputError.
 
     Raises:
         InputError: no such folder or checkpoint. CorruptError: as ``newest``.
@@ -229,6 +237,9 @@ def find(checkpoints: Path, step: int | None = None) -> CheckpointInfo:
         )
     infos = complete(checkpoints, with_damaged=step is not None)
     infos = [info for info in infos if step in (None, info.step)]
+    if not infos and step is not None:
+        infos = complete(checkpoints, with_damaged=True, with_superseded=True)
+        infos = [info for info in infos if info.step == step]
     if not infos:
         wanted = "complete checkpoint" if step is None else f"complete checkpoint of step {step}"
         raise InputError(
@@ -258,7 +269,8 @@ def mark_generation(
 ) -> None:
     """Record durably that ``generation`` continues from ``restart_step`` (-1: from the beginning).
 
-    Later steps of older generations no longer count. Idempotent; any node may do it.
+    Later steps of older generations no longer count; those before a beginning count until the new
+    generation has a complete checkpoint. Idempotent; any node may do it.
 
     Raises:
         HeadwayError: the generation is recorded with another restart step: numbers were used twice.
@@ -289,62 +301,6 @@ def _entries(checkpoints: Path) -> list[Path]:
         return list(Path(checkpoints).iterdir())
     except FileNotFoundError:
         return []
-
-
-def _attempt(folder: Path, step: int, generation: int) -> Attempt:
-    names = {entry.name for entry in _entries(folder)}
-    ranks = frozenset(rank for name in names if (rank := parse_part_name(name)) is not None)
-    is_complete = MANIFEST_NAME in names
-    world_size, incarnation, is_mixed, has_given_up = None, "", False, False
-    if ranks and not is_complete:
-        world_size, incarnation = _facts(folder / part_name(min(ranks)))
-        notes = [folder / name for name in names if is_gave_up_name(name)]
-        if notes or (world_size is not None and ranks >= set(range(world_size))):
-            stamps = {_facts(folder / part_name(rank))[1] for rank in ranks}
-            is_mixed = len(stamps) > 1
-            has_given_up = any({_text_of(note)} == stamps for note in notes)
-    elif not is_complete:
-        has_given_up = any(map(is_gave_up_name, names))
-    return Attempt(
-        step,
-        generation,
-        ranks,
-        world_size,
-        is_complete,
-        is_marked=KEEP_NAME in names,
-        incarnation=incarnation,
-        is_mixed=is_mixed,
-        has_given_up=has_given_up,
-        is_damaged=any(map(is_damaged_name, names)),
-    )
-
-
-def _facts(part: Path) -> tuple[int | None, str]:
-    """(world size, incarnation) of a part file; (None, "") when it cannot be read."""
-    try:
-        stat = part.stat()
-        if time.time_ns() - stat.st_mtime_ns < _TICK_NS:
-            return _read_facts(part)
-        return _cached_facts(part, stat.st_mtime_ns, stat.st_ino)
-    except (OSError, CorruptError):
-        return None, ""
-
-
-def _text_of(note: Path) -> str | None:
-    try:
-        return note.read_text()
-    except (OSError, UnicodeDecodeError):
-        return None
-
-
-@lru_cache(maxsize=8192)
-def _cached_facts(path: Path, _mtime_ns: int, _inode: int) -> tuple[int, str]:
-    return _read_facts(path)
-
-
-def _read_facts(path: Path) -> tuple[int, str]:
-    part = decode_part(path.read_bytes(), path)
-    return part.mesh.world_size, part.incarnation
 
 
 def _restart_step(path: Path) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import mmap
 from collections.abc import Callable
 from pathlib import Path
@@ -39,6 +40,8 @@ class FolderWriter:
         self._is_settled = False
         self._late: set[Key] = set()
         """Steps with all their parts whose manifest could not be written."""
+        self._own: list[Key] = []
+        """Complete steps of this client, oldest first."""
         self._buffer = np.empty(0, np.uint8)
 
     def save(
@@ -96,6 +99,8 @@ class FolderWriter:
             for key in sorted(self._late):
                 self._commit(key)
             clear_dead(self._files, self._checkpoints, self._rank, saving, incarnation)
+            with contextlib.suppress(CorruptError):  # this save may replace the damaged one
+                self._retain()  # a process may have been killed before it did
         except OSError as error:
             return f"cannot clear up {self._checkpoints}: {error}"
         return ""
@@ -144,10 +149,18 @@ class FolderWriter:
             self._late.add(key)
             write_manifest(self._files, self._checkpoints / name)
             self._late.discard(key)
+            self._own.append(key)
         except (OSError, CorruptError) as error:
             return False, f"{name} is not complete, its manifest could not be written: {error}"
+        problem = ""
         try:
-            apply_retention(self._checkpoints, self._keep, files=self._files)
+            self._retain()
         except (OSError, CorruptError) as error:
-            return True, f"old checkpoints could not be removed: {error}"
-        return True, ""
+            problem = f"old checkpoints could not be removed: {error}"
+        if not (self._checkpoints / name / MANIFEST_NAME).exists():
+            return False, f"{name} was removed by another process: a later start saves here"
+        return True, problem
+
+    def _retain(self) -> None:
+        del self._own[: -self._keep]
+        apply_retention(self._checkpoints, self._keep, files=self._files, own=self._own)

@@ -77,6 +77,11 @@ class Incarnation:
         self._files.rename(self._files.write_whole(path, msgspec.json.encode(self._own)), path)
         self.has_joined = True
 
+    def is_held_here(self) -> bool:
+        """Whether a live process of this host, this one included, saves as this rank."""
+        holder = self._read(self._rank)
+        return holder is not None and holder.host == self._own.host and holder.may_be_alive()
+
     def leave(self) -> None:
         """Release the rank if it is still ours, so that its earlier process may continue."""
         if self.has_joined and self.is_current():

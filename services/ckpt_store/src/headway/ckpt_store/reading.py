@@ -8,10 +8,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TypeVar
 
+from headway.ckpt_store.manifest import MANIFEST_NAME
 from headway.common.errors import CorruptError
 
 PAUSES_S = (0.2, 0.8, 2.0)
-"""Pauses between tries of a failed read: a server failover is temporary, a bad sector is not."""
+"""Pauses between tries of a failed read: a server failover is temporary, a bad sector is not, and
+a file that is missing may be one that this node does not see yet."""
 
 # Errors of a read when the medium, or a remote file system, has lost the bytes: an older checkpoint
 # may be intact. Other errors (no permission, no descriptors left) do not concern the bytes.
@@ -39,7 +41,8 @@ def read_file(path: Path) -> bytes:
 
 
 def attempt(read: Callable[[], T], path: Path, offset: int | None = None) -> T:
-    """Call ``read``, a read of ``path``, and repeat it if the disk fails.
+    """Call ``read``, a read of ``path``, and repeat it if the disk fails or the file is missing
+    from a checkpoint that is still there.
 
     Raises:
         CorruptError: the file is missing. UnreadableError: the disk repeatedly failed to read it.
@@ -49,7 +52,8 @@ def attempt(read: Callable[[], T], path: Path, offset: int | None = None) -> T:
         try:
             return read()
         except FileNotFoundError as error:
-            raise corrupt(path, "it is missing") from error
+            if pause_s is None or not (path.parent / MANIFEST_NAME).exists():
+                raise corrupt(path, "it is missing") from error
         except OSError as error:
             if error.errno not in _LOST:
                 raise

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
-from headway.ckpt_store.folder import Attempt, FolderView, is_superseded
+from headway.ckpt_store.attempts import Attempt
+from headway.ckpt_store.folder import FolderView, is_superseded
 
 Key = tuple[int, int]
 """(step, generation)"""
@@ -62,19 +63,28 @@ def is_dead(
     return attempt.has_given_up or sum(s > step for s in begun) >= later
 
 
-def removable(view: FolderView, keep: int, corrupt: Collection[Key] = ()) -> list[Key]:
+def removable(
+    view: FolderView, keep: int, corrupt: Collection[Key] = (), own: Collection[Key] = ()
+) -> list[Key]:
     """Complete checkpoints beyond the newest ``keep``, oldest first.
 
     Pinned ones are neither removed nor counted. Corrupt and superseded ones do not count, and are
-    removed once ``keep`` valid ones (or, for superseded ones, one of a newer generation) exist.
+    removed once ``keep`` valid ones (or, for superseded ones, one of a newer generation) exist. Of
+    those that a start from scratch superseded, the newest stay until ``keep`` new ones exist.
+    ``own``: what the asking start has saved, which goes last, and never for older starts' steps.
     """
     good = _good(view, corrupt)
     unmarked = [a.key for a in view.attempts if a.key in good and not a.is_marked]
-    kept = set(unmarked[-keep:])  # the newest is among them, or is pinned
+    latest = set(unmarked[-1:])
+    order = sorted(unmarked, key=lambda key: (key in latest, key in own, key))
+    kept = latest | set(order[-keep:]) | set([k for k in unmarked if k in own][-keep:])
     is_full = len(kept) >= keep
+    earlier = [a.key for a in view.attempts if _is_of_earlier_start(a, view)]
+    earlier = [key for key in earlier if key not in corrupt]
+    spared = set(earlier[-(keep - len(kept)) :]) if good and not is_full else set()
     chosen = []
     for attempt in view.attempts:
-        if not attempt.is_complete or attempt.is_marked or attempt.key in kept:
+        if not attempt.is_complete or attempt.is_marked or attempt.key in kept | spared:
             continue
         if attempt.key in good:
             chosen.append(attempt.key)
@@ -115,6 +125,15 @@ def _good(view: FolderView, corrupt: Collection[Key]) -> list[Key]:
         if is_sound and not is_superseded(*a.key, view.marks):
             latest[a.step] = max(a.generation, latest.get(a.step, -1))
     return sorted(latest.items())
+
+
+def _is_of_earlier_start(attempt: Attempt, view: FolderView) -> bool:
+    """Whether only a start from scratch has made it obsolete."""
+    if not attempt.is_complete or attempt.is_marked or attempt.is_damaged:
+        return False
+    resumed = {g: restart for g, restart in view.marks.items() if restart >= 0}
+    is_obsolete = is_superseded(*attempt.key, view.marks)
+    return is_obsolete and not is_superseded(*attempt.key, resumed)
 
 
 def _find(view: FolderView, key: Key) -> Attempt | None:

@@ -16,7 +16,7 @@ from typing import Any
 import structlog
 from headway.ckpt_store.arenas import Arenas
 from headway.ckpt_store.config import StoreConfig
-from headway.ckpt_store.disk import Disk, remove_leftovers
+from headway.ckpt_store.disk import Disk
 from headway.ckpt_store.files import Files
 from headway.ckpt_store.state import (
     Announce,
@@ -32,6 +32,7 @@ from headway.ckpt_store.state import (
     State,
     decide,
 )
+from headway.ckpt_store.upkeep import remove_leftovers
 from headway.common.errors import HeadwayError, InputError
 from headway.common.node import failpoints
 from headway.common.node.claim import ClaimedError, claim, release

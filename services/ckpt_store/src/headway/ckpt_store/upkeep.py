@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Collection
 from pathlib import Path
 
+from headway.ckpt_store.attempts import Attempt, part_facts
 from headway.ckpt_store.files import Files
-from headway.ckpt_store.folder import Attempt, look, open_checkpoint
+from headway.ckpt_store.folder import has_vanished, look, open_checkpoint
 from headway.ckpt_store.manifest import MANIFEST_NAME, blob_name, part_name, step_dir_name
 from headway.ckpt_store.retention import Key, dead_attempts, newest_complete, removable
 from headway.ckpt_store.verify import verify
@@ -16,9 +19,14 @@ LATER_WITHOUT_LOCKSTEP = 8
 
 
 def apply_retention(
-    checkpoints: Path, keep: int, *, deep: bool = False, files: Files | None = None
+    checkpoints: Path,
+    keep: int,
+    *,
+    deep: bool = False,
+    files: Files | None = None,
+    own: Collection[Key] = (),
 ) -> list[Path]:
-    """Remove complete checkpoints beyond the newest ``keep``, except pinned ones;
+    """Remove complete checkpoints beyond the newest ``keep``, except pinned ones and ``own``;
     returns their folders.
 
     The newest is checked first, byte by byte with ``deep``; nothing is removed if it is damaged.
@@ -29,10 +37,16 @@ def apply_retention(
     """
     files = files or Files("gc")
     view = look(checkpoints)
-    surplus, newest_key = removable(view, keep), newest_complete(view)
+    surplus, newest_key = removable(view, keep, own=own), newest_complete(view)
     if not surplus or newest_key is None:
         return []
-    if problems := verify(open_checkpoint(checkpoints, *newest_key), deep=deep):
+    try:
+        info = open_checkpoint(checkpoints, *newest_key)
+    except FileNotFoundError:  # another process is at it
+        return []
+    if (problems := verify(info, deep=deep)) and has_vanished(info):
+        return []
+    if problems:
         raise CorruptError(
             f"{problems[0].message}: nothing was removed",
             remedy="inspect it with `headway ckpt verify`",
@@ -45,11 +59,38 @@ def apply_retention(
     return removed
 
 
+def clear_killed(files: Files, checkpoints: Path, rank: int, world_size: int) -> None:
+    """Free what a killed process left in the middle of saving as ``rank``: called before the
+    process that replaces it begins to save. Works on a full disk.
+
+    Rank 0 does so too for ranks that the job no longer has, and removes attempts that are empty.
+    A file that cannot be removed stays.
+    """
+    remove_leftovers(files, checkpoints)
+    for attempt in look(checkpoints).attempts:
+        folder = checkpoints / step_dir_name(*attempt.key)
+        gone = {rank} | (_ranks_beyond(folder, world_size) if rank == 0 else set())
+        for other in gone - attempt.ranks if not attempt.is_complete else ():
+            for path in (folder / blob_name(other), *folder.glob(f".*.r{other}.tmp")):
+                files.discard(path)
+        if rank == 0:
+            files.remove_empty_dir(folder)
+
+
+def remove_leftovers(files: Files, checkpoints: Path) -> list[Path]:
+    """Remove the temporary files of an earlier process of this owner; called once at start."""
+    found = list(checkpoints.glob(f".*.{files.owner}.tmp"))
+    found += checkpoints.glob(f"*/.*.{files.owner}.tmp")
+    for path in found:
+        files.discard(path)
+    return found
+
+
 def clear_dead(files: Files, checkpoints: Path, rank: int, saving: Key, incarnation: str) -> None:
     """Free the space of dead attempts: rank 0 removes them, other ranks remove their own part.
 
     Attempts that another start of the job left unfinished are dead. The step that is being saved
-    now never is, whatever was left there.
+    now never is, whatever was left there; only this rank's own part of it is replaced.
 
     Raises:
         OSError: from the disk.
@@ -59,6 +100,10 @@ def clear_dead(files: Files, checkpoints: Path, rank: int, saving: Key, incarnat
     dead |= {a.key for a in view.attempts if _is_left_behind(a, incarnation)}
     for attempt in view.attempts:
         folder = checkpoints / step_dir_name(*attempt.key)
+        is_begun = attempt.key == saving and not attempt.is_complete and rank in attempt.ranks
+        if is_begun and part_facts(folder / part_name(rank))[1] != incarnation:
+            files.discard(folder / part_name(rank))
+            files.discard(folder / blob_name(rank))
         if attempt.key not in dead or attempt.key == saving:
             continue
         if rank == 0:
@@ -74,3 +119,9 @@ def clear_dead(files: Files, checkpoints: Path, rank: int, saving: Key, incarnat
 def _is_left_behind(attempt: Attempt, incarnation: str) -> bool:
     is_open = not attempt.is_complete and not attempt.is_marked
     return is_open and bool(attempt.ranks) and attempt.incarnation != incarnation
+
+
+def _ranks_beyond(folder: Path, world_size: int) -> set[int]:
+    """Ranks of a larger job that have files in ``folder``."""
+    names = "\n".join(path.name for path in folder.glob("*rank-*"))
+    return {int(found) for found in re.findall(r"rank-(\d+)\.", names) if int(found) >= world_size}
