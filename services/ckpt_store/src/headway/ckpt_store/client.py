@@ -143,6 +143,19 @@ class CheckpointClient:
                 clear_killed(self._files, self.checkpoints, rank, world_size)
             self._unless_full(self._incarnation.join)
 
+    def prepare(self, state: Any) -> int:
+        """Check before the first step that ``save`` can keep ``state``, and return its bytes.
+
+        Nothing is written, and no tensor is read or copied. A later state of the same types and
+        shapes is accepted and comes back as it was.
+
+        Raises:
+            InputError: a value that cannot be kept, by its path: a DTensor, a complex or float8
+                tensor, or an object; ``save`` would raise the same error.
+        """
+        flat = leaves_of(state, is_outline=True)
+        return lay_out(flat, self.rank, self.world_size)[1]
+
     def save(self, step: int, state: Any, *, generation: int | None = None) -> Saved:
         """Save a nested dict of tensors, arrays, numbers and text as checkpoint ``step``.
 

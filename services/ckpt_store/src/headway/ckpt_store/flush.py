@@ -17,6 +17,7 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+from headway.ckpt_store.dtypes import DTYPES
 from headway.ckpt_store.files import PAGE_BYTES, Files
 from headway.ckpt_store.manifest import (
     CHUNK_BYTES,
@@ -38,23 +39,6 @@ from headway.ckpt_store.stream import TensorStream
 from headway.common.errors import CorruptError, HeadwayError, InputError
 from headway.common.node.arena_format import content_digest
 from headway.common.node.failpoints import failpoint
-
-_DTYPES = {
-    "float64": ("F64", 8),
-    "float32": ("F32", 4),
-    "float16": ("F16", 2),
-    "bfloat16": ("BF16", 2),
-    "int64": ("I64", 8),
-    "int32": ("I32", 4),
-    "int16": ("I16", 2),
-    "int8": ("I8", 1),
-    "uint64": ("U64", 8),
-    "uint32": ("U32", 4),
-    "uint16": ("U16", 2),
-    "uint8": ("U8", 1),
-    "bool": ("BOOL", 1),
-}
-
 
 SETTLE_CHUNKS = 32
 """Chunks (256 MiB) that may be in the page cache if the disk is not written directly."""
@@ -360,11 +344,11 @@ def _read_parts(folder: Path) -> list[tuple[Part, bytes]]:
 
 def _dtype_and_shape(tensor: Mapping[str, Any]) -> tuple[str, list[int]]:
     name = str(tensor["dtype"]).removeprefix("torch.")
-    if name not in _DTYPES:
+    if name not in DTYPES:
         raise InputError(
-            f"tensor {tensor['name']!r} has dtype {name!r}", remedy=f"use one of {sorted(_DTYPES)}"
+            f"tensor {tensor['name']!r} has dtype {name!r}", remedy=f"use one of {sorted(DTYPES)}"
         )
-    dtype, itemsize = _DTYPES[name]
+    dtype, itemsize = DTYPES[name]
     nbytes = int(tensor["nbytes"])
     if nbytes % itemsize:
         raise InputError(

@@ -14,9 +14,10 @@ from headway.common.errors import CorruptError
 ALIGN_BYTES = 64
 
 
-def leaves_of(state: Any) -> Flat:
-    """The state's arrays and tensors by path, and a description of the rest. Raises InputError."""
-    return flatten(state, _leaf_of_tensor)
+def leaves_of(state: Any, *, is_outline: bool = False) -> Flat:
+    """The state's arrays and tensors by path, and a description of the rest; with ``is_outline``
+    without the tensors' bytes. Raises InputError."""
+    return flatten(state, _outline_of_tensor if is_outline else _leaf_of_tensor)
 
 
 def lay_out(flat: Flat, rank: int, world_size: int) -> tuple[dict[str, Any], int]:
@@ -69,6 +70,14 @@ def _leaf_of_tensor(value: Any) -> Leaf | None:
     from headway.ckpt_store import torch_client
 
     return torch_client.to_leaf(value)
+
+
+def _outline_of_tensor(value: Any) -> Leaf | None:
+    if "torch" not in sys.modules:
+        return None
+    from headway.ckpt_store import torch_client
+
+    return torch_client.outline(value)
 
 
 def _tensor(leaf: Leaf) -> Any:

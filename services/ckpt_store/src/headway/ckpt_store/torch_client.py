@@ -9,8 +9,11 @@ from typing import Any
 
 import numpy as np
 import torch
+from headway.ckpt_store.dtypes import DTYPES
 from headway.ckpt_store.tree import Leaf
 from headway.common.errors import CorruptError, InputError
+
+_PLAIN = (torch.Tensor, torch.nn.Parameter)
 
 
 def agree(value: int) -> int:
@@ -30,15 +33,10 @@ def to_leaf(value: Any) -> Leaf | None:
     They are a view of contiguous CPU memory, a copy of anything else.
 
     Raises:
-        InputError: a sparse, quantised or meta tensor, or a dtype that safetensors does not know.
+        InputError: as ``outline``.
     """
-    if not isinstance(value, torch.Tensor):
+    if outline(value) is None:
         return None
-    if value.layout != torch.strided or value.is_quantized or value.is_meta:
-        raise InputError(
-            f"a tensor of shape {tuple(value.shape)} is not dense in memory",
-            remedy="call .to_dense() first",
-        )
     dense = value.detach().to("cpu").contiguous()
     if dense.is_conj() or dense.is_neg():
         dense = dense.resolve_conj().resolve_neg()
@@ -48,6 +46,41 @@ def to_leaf(value: Any) -> Leaf | None:
         dense.reshape(-1).view(torch.uint8) if dense.numel() else torch.empty(0, dtype=torch.uint8)
     )
     return Leaf(flat.numpy(), name, tuple(dense.shape), "torch")
+
+
+def outline(value: Any) -> Leaf | None:
+    """As ``to_leaf``, without the bytes: nothing is read or copied.
+
+    Raises:
+        InputError: a tensor that cannot be kept: a DTensor or another subclass, one that is sparse,
+            quantised or without memory, or a dtype that safetensors does not know.
+    """
+    if not isinstance(value, torch.Tensor):
+        return None
+    shape, name = tuple(value.shape), str(value.dtype).removeprefix("torch.")
+    if type(value) not in _PLAIN:
+        kind = type(value).__name__
+        remedy = "save a plain tensor made from it"
+        if hasattr(value, "full_tensor"):
+            remedy = "save its .full_tensor(), on one rank, or its .to_local(), on every rank"
+        raise InputError(
+            f"a {kind} of shape {shape}, of which only a part may be here", remedy=remedy
+        )
+    if value.layout != torch.strided or value.is_quantized:
+        raise InputError(
+            f"a tensor of shape {shape} that is not dense in memory", remedy="save its .to_dense()"
+        )
+    if value.is_meta:
+        raise InputError(
+            f"a tensor of shape {shape} on the meta device", remedy="give it memory and values"
+        )
+    if name not in DTYPES:
+        remedy = (
+            "save torch.view_as_real of it" if value.is_complex() else "save .view(torch.uint8)"
+        )
+        raise InputError(f"a tensor of {name}, which the format lacks", remedy=remedy)
+    nbytes = value.numel() * value.element_size()
+    return Leaf(np.broadcast_to(np.zeros(1, np.uint8), nbytes), name, shape, "torch")
 
 
 def from_leaf(leaf: Leaf) -> torch.Tensor:

@@ -15,13 +15,17 @@ from typing import Any, cast
 
 import numpy as np
 import numpy.typing as npt
+from headway.ckpt_store.dtypes import DTYPES
 from headway.common.errors import CorruptError, InputError
+
+_LONGEST_INT_BITS = 10_000
+"""Python converts no longer numbers to text and back (4,300 digits)."""
 
 
 @dataclass(frozen=True)
 class Leaf:
-    """An array of a state: its bytes (1-D uint8), their dtype and shape, and
-    ``numpy`` or ``torch``."""
+    """An array of a state: its bytes (1-D uint8), their dtype and shape, and ``numpy``, ``scalar``
+    (a number of numpy) or ``torch``."""
 
     data: npt.NDArray[np.uint8]
     dtype: str
@@ -52,7 +56,13 @@ def flatten(state: Any, to_leaf: ToLeaf) -> Flat:
         InputError: a value of a type that cannot be saved; names the path and the type.
     """
     flat = Flat()
-    flat.tree = _node(state, (), flat, to_leaf)
+    try:
+        flat.tree = _node(state, (), flat, to_leaf)
+    except RecursionError:
+        raise InputError(
+            "the state contains itself, or is nested too deeply to be saved",
+            remedy="save a state of a few levels",
+        ) from None
     return flat
 
 
@@ -72,7 +82,9 @@ def unflatten(extra: bytes, leaves: Mapping[str, Leaf], from_leaf: Callable[[Lea
 
 
 def _node(value: Any, path: tuple[str, ...], flat: Flat, to_leaf: ToLeaf) -> Any:
-    if value is None or type(value) in (bool, int, str):
+    if value is None or type(value) in (bool, str):
+        return value
+    if type(value) is int and value.bit_length() <= _LONGEST_INT_BITS:
         return value
     if type(value) is float:
         return value if math.isfinite(value) else {"float": repr(value)}
@@ -86,15 +98,22 @@ def _node(value: Any, path: tuple[str, ...], flat: Flat, to_leaf: ToLeaf) -> Any
     if type(value) in (list, tuple):
         items = [_node(item, (*path, str(i)), flat, to_leaf) for i, item in enumerate(value)]
         return {type(value).__name__: items}
-    if isinstance(value, np.ndarray | np.generic):
-        return _add(_leaf_of_array(np.asarray(value), path), path, flat)
-    if (leaf := to_leaf(value)) is not None:
+    try:
+        leaf = _leaf_of_array(value) or to_leaf(value)
+    except InputError as error:
+        raise InputError(
+            f"the state's {_place(path)} is {error.message}", remedy=error.remedy
+        ) from None
+    if leaf is not None:
         return _add(leaf, path, flat)
     raise InputError(
-        f"the state's {'.'.join(path) or 'root'} is a {type(value).__name__}, which cannot be "
-        "saved",
+        f"the state's {_place(path)} is a {type(value).__name__}, which cannot be saved",
         remedy="use dicts, lists, numbers, text, numpy arrays and torch tensors",
     )
+
+
+def _place(path: tuple[str, ...]) -> str:
+    return ".".join(path) or "root"
 
 
 def _add(leaf: Leaf, path: tuple[str, ...], flat: Flat) -> dict[str, Any]:
@@ -107,20 +126,21 @@ def _add(leaf: Leaf, path: tuple[str, ...], flat: Flat) -> dict[str, Any]:
     return {"array": unique, "dtype": leaf.dtype, "kind": leaf.kind, "shape": list(leaf.shape)}
 
 
-def _leaf_of_array(array: npt.NDArray[Any], path: tuple[str, ...]) -> Leaf:
-    if (
-        array.dtype.hasobject
-        or array.dtype.fields
-        or array.dtype.kind not in "biuf"
-        or not array.dtype.isnative
-    ):
+def _leaf_of_array(value: Any) -> Leaf | None:
+    """The bytes of an array or a number of numpy; None for any other value. Raises InputError."""
+    if not isinstance(value, np.ndarray | np.generic):
+        return None
+    is_scalar, array = isinstance(value, np.generic), np.asarray(value)
+    if not is_scalar and type(value) not in (np.ndarray, np.memmap):
         raise InputError(
-            f"the state's {'.'.join(path)} is an array of {array.dtype}",
-            remedy="use plain native number types",
+            f"a {type(value).__name__}, of which only the numbers would be kept",
+            remedy="save its parts as plain arrays",
         )
-    return Leaf(
-        np.ascontiguousarray(array).reshape(-1).view(np.uint8), array.dtype.name, array.shape
-    )
+    if array.dtype.name not in DTYPES or not array.dtype.isnative:
+        what = f"a {type(value).__name__}" if is_scalar else "an array"
+        raise InputError(f"{what} of {array.dtype}", remedy="use plain native number types")
+    data = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
+    return Leaf(data, array.dtype.name, array.shape, "scalar" if is_scalar else "numpy")
 
 
 def _value(node: Any, leaves: Mapping[str, Leaf], from_leaf: Callable[[Leaf], Any]) -> Any:
@@ -129,7 +149,9 @@ def _value(node: Any, leaves: Mapping[str, Leaf], from_leaf: Callable[[Leaf], An
     if "array" in node:
         stored = leaves[node["array"]]
         leaf = Leaf(stored.data, node["dtype"], tuple(node["shape"]), node["kind"])
-        return from_leaf(leaf) if leaf.kind == "torch" else _array(leaf)
+        if leaf.kind == "torch":
+            return from_leaf(leaf)
+        return _array(leaf)[()] if leaf.kind == "scalar" else _array(leaf)
     ((kind, content),) = node.items()
     match kind:
         case "dict":
