@@ -16,7 +16,7 @@ from headway.trainer.control.decisions.events import (
     Log,
     Remember,
 )
-from headway.trainer.control.decisions.restore import choose_restore
+from headway.trainer.control.decisions.restore import Copies, choose_restore
 
 
 def test_a_bad_copy_that_is_found_after_a_peers_report_is_no_failure_of_the_code() -> None:
@@ -47,18 +47,90 @@ def _from_durable(step: int, folder: str = "f") -> Hand:
     return hand
 
 
+def _condemn(hand: Hand, step: int = 6, folder: str = "f") -> None:
+    """Rank 1 cannot read its part, and neither can the second reader."""
+    hand.send(hand.left(1, detail="BadCheckpointError", bad_checkpoint=True))
+    hand.leave()
+    hand.read()
+    hand.begin(hand.send(DurableFound((step, folder))))
+    hand.join(step, status="joining")
+    hand.send(hand.left(2, bad_checkpoint=True, bad_part=1))
+
+
+def test_one_reader_condemns_no_checkpoint_and_a_second_one_is_named() -> None:
+    hand = _from_durable(6)
+    hand.send(hand.left(1, detail="it is missing", bad_checkpoint=True))
+    assert hand.state.memory.bad_checkpoints == ()
+    hand.leave()
+    assert only(hand.read(), FindDurable) == FindDurable((), marked=0)
+    hand.begin(hand.send(DurableFound((6, "f"))))
+    restore = hand.state.restore
+    assert (restore.step, restore.doubted, restore.reader) == (6, 1, 2)
+    hand.join(7)  # this time every rank can read its part
+    hand.send(hand.left(0, "peer"))
+    hand.leave()
+    hand.read()
+    hand.begin(hand.send(DurableFound((6, "f"))))
+    assert hand.state.restore.reader == -1, "the doubt outlived a generation that restored"
+
+
+def test_one_rank_that_never_reads_its_part_counts_as_failing_and_condemns_nothing() -> None:
+    hand = _from_durable(6)
+    for _ in range(3):
+        hand.send(hand.left(1, detail="rank 1 on node 1", bad_checkpoint=True))
+        hand.leave()
+        hand.read()
+        actions = hand.send(DurableFound((6, "f")))
+        while not any(isinstance(action, BeginGeneration) for action in actions):
+            actions = hand.wait(0.1)  # the pause after the same failure at the same step
+        hand.begin(actions)
+        hand.join(6, status="joining")
+    assert ("rank 1 on node 1", 6, 3) in hand.state.memory.crashes
+    assert hand.state.memory.bad_checkpoints == ()
+
+
+def test_two_readers_that_agree_condemn_a_checkpoint() -> None:
+    hand = _from_durable(6)
+    _condemn(hand)
+    assert hand.state.memory.bad_checkpoints == (6,)
+
+
+def test_the_second_reader_is_on_another_node_if_there_is_one() -> None:
+    doubted = Restore(source="durable", step=6, folder="f")
+    for nodes, part, reader in (
+        ({0: 0, 1: 0, 2: 1, 3: 1}, 3, 0),
+        ({0: 0, 1: 0, 2: 1, 3: 1}, 0, 2),
+        ({0: 0, 1: 0}, 0, 1),
+        ({0: 0}, 0, 0),
+    ):
+        copies = Copies()
+        assert not copies.unreadable(3, doubted, part, part)
+        again = copies.with_reader(doubted, nodes)
+        assert (again.doubted, again.reader) == (part, reader)
+        assert copies.with_reader(Restore(source="durable", step=5), nodes).reader == -1
+        assert copies.unreadable(4, again, reader, part)
+        assert copies.bad_checkpoints == {6}
+
+
 def test_a_corrupt_checkpoint_is_passed_over_also_when_a_survivor_reported_first() -> None:
     hand = _from_durable(6)
     hand.send(hand.left(0, "peer", detail="connection reset"))
     hand.send(hand.left(1, detail="BadCheckpointError", bad_checkpoint=True))
+    hand.leave()
+    hand.read()
+    hand.begin(hand.send(DurableFound((6, "f"))))
+    hand.join(6, status="joining")
+    hand.send(hand.left(1, "peer", detail="connection reset"))
+    hand.send(hand.left(2, bad_checkpoint=True, bad_part=1))
     assert hand.state.memory.bad_checkpoints == (6,)
     hand.leave()
-    assert only(hand.read(), FindDurable) == FindDurable((6,), marked=0)
+    assert only(hand.read(), FindDurable) == FindDurable((6,), marked=1)
     # the answer to an older question must not bring the bad one back
     assert not [a for a in hand.send(DurableFound((6, "f"))) if isinstance(a, BeginGeneration)]
     begin = only(hand.send(DurableFound((4, "g"))), BeginGeneration)
     assert begin.restored_step == 4
-    assert hand.state.memory.crashes == (("", 4, 1),), "it counted as a crash of the code"
+    crashes = [crash for crash in hand.state.memory.crashes if crash[1] == 4]
+    assert crashes == [("", 4, 1)], "it counted as a crash of the code"
 
 
 def test_damaged_data_after_a_durable_restore_do_not_make_the_checkpoint_bad() -> None:
@@ -71,7 +143,7 @@ def test_a_bad_checkpoint_is_barred_until_a_generation_that_restarts_before_it_i
     None
 ):
     hand = _from_durable(6)
-    hand.send(hand.left(1, bad_checkpoint=True))
+    _condemn(hand)
     hand.leave()
     hand.read()
     begin = only(hand.send(DurableFound((4, "g"))), BeginGeneration)
@@ -86,20 +158,20 @@ def test_a_bad_checkpoint_stays_barred_while_the_run_restarts_beyond_it_but_newe
     None
 ):
     hand = _from_durable(6)
-    hand.send(hand.left(1, bad_checkpoint=True))
+    _condemn(hand)
     hand.leave()
     hand.begin(hand.read(8) + hand.send(DurableFound(None)))
     hand.join(9)
     assert hand.state.memory.bad_checkpoints == (6,)
     hand.send(hand.left(1))
     hand.leave()
-    assert only(hand.read(), FindDurable) == FindDurable((6,), marked=1)
+    assert only(hand.read(), FindDurable) == FindDurable((6,), marked=2)
     assert only(hand.send(DurableFound((10, "h"))), BeginGeneration).restored_step == 10
 
 
 def test_a_run_whose_checkpoints_are_all_damaged_ends_by_name_and_never_starts_over() -> None:
     hand = _from_durable(6)
-    hand.send(hand.left(1, bad_checkpoint=True))
+    _condemn(hand)
     hand.leave()
     hand.read()
     finish = only(hand.send(DurableFound(None)), Finish)

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 from headway.ckpt_store.files import Files
@@ -16,6 +19,7 @@ from headway.common.node.arena import Arena
 from headway.common.wire.messages.worker import Assign, Restore
 from headway.testkit.trainer.sessions import RUN_ID, arena_at, arena_of, one_rank, train_on
 from headway.testkit.trainer.synthetic import synthetic
+from headway.trainer import rank as rank_module
 from headway.trainer.comm.groups import Groups
 from headway.trainer.errors import BadCheckpointError, BadSnapshotError, RefusedError
 from headway.trainer.generation import Session
@@ -182,7 +186,37 @@ def test_a_damaged_checkpoint_is_called_bad_so_that_an_older_one_is_tried(
         with (folder / name).open("r+b") as file:
             file.seek(-20, 2)
             file.write(b"\x55\xaa\x55")
-    with pytest.raises(BadCheckpointError):
+    with pytest.raises(BadCheckpointError) as bad:
+        rank._restore(assign)
+    sentence = f"rank 0 on node 0 cannot read its part of checkpoint 3: .*{folder}"
+    assert re.match(sentence, bad.value.message)
+
+
+@pytest.mark.parametrize("is_damaged", [True, False])
+def test_a_part_in_doubt_is_read_by_the_second_reader_alone(rank: Rank, is_damaged: bool) -> None:
+    assign = _save(rank)
+    if is_damaged:
+        (Path(assign.restore.folder) / "rank-0.safetensors").unlink()
+    for reader in (-1, 1, 0):
+        restore = msgspec.structs.replace(assign.restore, doubted=0, reader=reader)  # type: ignore[type-var]
+        if is_damaged and reader == rank.rank:
+            with pytest.raises(BadCheckpointError, match="it is missing") as bad:
+                rank._read_doubted(restore)
+            assert bad.value.part == 0
+        else:
+            rank._read_doubted(restore)
+
+
+def test_a_rank_without_descriptors_condemns_no_checkpoint(
+    rank: Rank, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assign = _save(rank)
+
+    def full(*_: object, **__: object) -> None:
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    monkeypatch.setattr(rank_module, "read_shard", full)
+    with pytest.raises(OSError, match="Too many open files"):
         rank._restore(assign)
 
 

@@ -11,7 +11,6 @@ import contextlib
 import errno
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -41,10 +40,17 @@ from headway.ckpt_store.manifest import (
     damaged_name,
 )
 from headway.ckpt_store.packing import lay_out, leaves_of, pack, unpack
+from headway.ckpt_store.saved import Saved, saved
 from headway.ckpt_store.tensors import CheckpointTensors, write_tensors
 from headway.ckpt_store.tree import Flat
 from headway.ckpt_store.upkeep import apply_retention, clear_killed
-from headway.ckpt_store.verify import read_part, read_shard, read_shard_into, verify
+from headway.ckpt_store.verify import (
+    check_part,
+    read_part,
+    read_shard,
+    read_shard_into,
+    verify,
+)
 from headway.common.errors import CorruptError, DeadlineError, InputError
 from headway.common.log import get_logger
 
@@ -54,6 +60,7 @@ __all__ = [
     "CheckpointTensors",
     "Saved",
     "apply_retention",
+    "check_part",
     "complete",
     "find",
     "keep",
@@ -70,21 +77,6 @@ POLL_S = 0.05
 LOCAL_RUN = "00000000"
 
 log = get_logger("checkpoints")
-
-
-@dataclass(frozen=True)
-class Saved:
-    """The result of a ``save``."""
-
-    step: int
-    generation: int
-    is_stored: bool
-    """Whether this rank's part is on disk or, with a daemon, in shared memory."""
-    is_complete: bool
-    """Whether every rank's part is on disk, so that ``restore`` can return it;
-    False with a daemon."""
-    problem: str = ""
-    """Why nothing was stored, or what could not be removed; also logged."""
 
 
 class CheckpointClient:
@@ -193,7 +185,7 @@ class CheckpointClient:
             self._generations.record()
             if self._arena is not None:
                 problem = self._hand_over(step, generation, flat, layout, nbytes, incarnation)
-                return _saved(step, generation, not problem, False, problem)
+                return saved(step, generation, not problem, False, problem)
             outcome = self._folder.save(
                 (step, generation), flat, layout, nbytes, incarnation, self._is_ours
             )
@@ -204,7 +196,7 @@ class CheckpointClient:
                 f"no room for step {step} in {self.checkpoints}: {error.strerror}; free space "
             )
             outcome = False, False, problem + "or lower keep, the next save tries again"
-        return _saved(step, generation, *outcome)
+        return saved(step, generation, *outcome)
 
     def restore(
         self, step: int | None = None, *, agree: Agree | None = None
@@ -392,9 +384,3 @@ class CheckpointClient:
             if not is_no_space(error):
                 raise
             log.warning("the disk of the checkpoints is full", reason=str(error))
-
-
-def _saved(step: int, generation: int, is_stored: bool, is_complete: bool, problem: str) -> Saved:
-    if problem:
-        log.warning("checkpoint problem, continuing", step=step, stored=is_stored, reason=problem)
-    return Saved(step, generation, is_stored, is_complete, problem)

@@ -109,6 +109,22 @@ def read_chunk(path: Path, part: Part, number: int) -> bytearray:
     return memory
 
 
+def check_part(
+    info: CheckpointInfo, rank: int, *, progress: Callable[[int], bool] = lambda _: True
+) -> None:
+    """Read every byte that ``rank`` wrote and compare digests, without keeping it. ``progress`` is
+    called with the bytes of each chunk that is sound; False ends the reading.
+
+    Raises:
+        CorruptError: a digest, length or format is wrong, or the disk cannot read it.
+    """
+    part = read_part(info, rank)
+    scratch = memoryview(bytearray(min(CHUNK_BYTES, part.data_bytes)))
+    for nbytes in _read_chunks(info.path / blob_name(rank), part, _reuse(scratch)):
+        if not progress(nbytes):
+            break
+
+
 def check_all_parts(info: CheckpointInfo) -> None:
     """Compare every rank's part file with the manifest and every blob's length with its part.
 

@@ -74,7 +74,16 @@ class MemoryTooSmallError(RefusedError):
 
 
 class BadCheckpointError(CorruptError):
-    """The durable checkpoint of the restore point is damaged, incomplete or gone."""
+    """The part of rank ``part`` in the checkpoint to be restored is damaged, missing or
+    unreadable on this node."""
+
+    def __init__(self, error: CorruptError, *, step: int, rank: int, part: int, node: int) -> None:
+        whose = "its part" if part == rank else f"the part of rank {part}"
+        super().__init__(
+            f"rank {rank} on node {node} cannot read {whose} of checkpoint {step}: {error.message}",
+            remedy=error.remedy,
+        )
+        self.part = part
 
 
 class BadSnapshotError(CorruptError):

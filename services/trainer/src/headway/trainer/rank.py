@@ -11,7 +11,7 @@ from typing import Literal
 import numpy as np
 import numpy.typing as npt
 import torch
-from headway.ckpt_store.client import newest, read_part, read_shard
+from headway.ckpt_store.client import CheckpointInfo, check_part, newest, read_part, read_shard
 from headway.common.errors import CorruptError, HeadwayError
 from headway.common.log import get_logger
 from headway.common.node.arena import Arena
@@ -21,7 +21,7 @@ from headway.common.node.process import return_free_memory
 from headway.common.plan.placement import Placement
 from headway.common.plan.schedule.actions import Kind
 from headway.common.wire.messages.dataloader import StreamSpec
-from headway.common.wire.messages.worker import Assign
+from headway.common.wire.messages.worker import Assign, Restore
 from headway.dataloader.client import DataClient
 from headway.dataloader.config import stream_spec
 from headway.trainer.batches import Split
@@ -136,6 +136,7 @@ class Rank:
         network = self.config.launch.network
         try:
             context.fence.enter(generation, channels)
+            self._read_doubted(assign.restore)
             self._session.join(
                 build(
                     generation,
@@ -194,7 +195,7 @@ class Rank:
                 self._session.load(source, restore.step, state, pass_to=restore.pass_to)
                 del state
             except CorruptError as error:
-                raise BadCheckpointError(error.message, remedy=error.remedy) from error
+                raise self._bad(error, restore.step, self.rank) from error
         else:
             self._session.load(
                 source, restore.step, pass_to=restore.pass_to, progress=self._restored
@@ -228,7 +229,37 @@ class Rank:
             return "there is none yet"
         return f"the newest is of step {found.step}"
 
+    def _read_doubted(self, restore: Restore) -> None:
+        """Read a part that another reader could not read, before the ranks join, so that its own
+        rank does not try again before this one has. Bytes that take too long count as good.
+
+        Raises:
+            BadCheckpointError: this rank cannot read it either.
+        """
+        if restore.reader != self.rank or restore.source != "durable":
+            return
+        until_s = time.monotonic() + self.config.recovery.group_timeout_s / 2
+
+        def progress(nbytes: int) -> bool:
+            self._restored(nbytes)
+            return time.monotonic() < until_s
+
+        try:
+            info = self._checkpoint(restore.step, restore.folder)
+            check_part(info, restore.doubted, progress=progress)
+        except CorruptError as error:
+            raise self._bad(error, restore.step, restore.doubted) from error
+
+    def _bad(self, error: CorruptError, step: int, part: int) -> BadCheckpointError:
+        node = self._context.paths.node
+        return BadCheckpointError(error, step=step, rank=self.rank, part=part, node=node)
+
     def _read_checkpoint(self, step: int, folder: str) -> tuple[npt.NDArray[np.uint8], bytes]:
+        info = self._checkpoint(step, folder)
+        self._session.check_layout(read_part(info, self.rank).layout, f"checkpoint {info.path}")
+        return read_shard(info, self.rank, progress=self._restored)
+
+    def _checkpoint(self, step: int, folder: str) -> CheckpointInfo:
         info = newest(
             self._context.run_dir.checkpoints, self.config.parallel.world_size, max_step=step
         )
@@ -236,8 +267,7 @@ class Rank:
             raise CorruptError(
                 f"checkpoint {folder} no longer exists", remedy="an older one is used"
             )
-        self._session.check_layout(read_part(info, self.rank).layout, f"checkpoint {info.path}")
-        return read_shard(info, self.rank, progress=self._restored)
+        return info
 
     def _sample(self, hooks: ControlHooks) -> None:
         prompt = [json.loads((Path(self.config.data.path) / "meta.json").read_text())["eod_id"]]

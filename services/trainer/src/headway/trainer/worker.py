@@ -158,7 +158,7 @@ class Worker:
         self.link.beat_now()
         reason, detail, broken = "aborted", "", True
         bad_checkpoint = bad_snapshot = is_fatal = False
-        spike_end = 0
+        spike_end, bad_part = 0, -1
         try:
             if self._rank is not None and self._rank.rank != assign.rank:
                 self._rank.close()
@@ -180,7 +180,8 @@ class Worker:
             broken = False  # all ranks are here; see above
             reason, detail, spike_end = "spike", back.message, back.end
         except Exception as error:
-            bad_checkpoint = isinstance(error, BadCheckpointError)
+            if isinstance(error, BadCheckpointError):
+                bad_checkpoint, bad_part = True, error.part
             bad_snapshot = isinstance(error, BadSnapshotError)
             reason, detail = reason_of(error), _one_line(error)
             if reason == "error":
@@ -197,8 +198,8 @@ class Worker:
             self._quit(f"the GPU's context is broken: {detail or reason}", code=1)
         self.left(
             assign.generation, assign.rank, reason, detail,
-            bad_checkpoint=bad_checkpoint, bad_snapshot=bad_snapshot, is_fatal=is_fatal,
-            spike_end=spike_end,
+            bad_checkpoint=bad_checkpoint, bad_part=bad_part, bad_snapshot=bad_snapshot,
+            is_fatal=is_fatal, spike_end=spike_end,
         )  # fmt: skip
 
     def _show_as(self, what: str) -> None:
@@ -212,6 +213,7 @@ class Worker:
         detail: str,
         *,
         bad_checkpoint: bool = False,
+        bad_part: int = -1,
         bad_snapshot: bool = False,
         is_fatal: bool = False,
         spike_end: int = 0,
@@ -227,6 +229,7 @@ class Worker:
                 reason=reason,
                 detail=detail[:900],
                 bad_checkpoint=bad_checkpoint,
+                bad_part=bad_part,
                 bad_snapshot=bad_snapshot,
                 is_fatal=is_fatal,
                 spike_end=spike_end,

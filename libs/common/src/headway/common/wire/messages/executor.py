@@ -87,7 +87,9 @@ class LeftGeneration(Message, tag="executor.left_generation/1"):
     detail: str = ""
     """The exception, one line; with ``error`` the innermost frames of the traceback."""
     bad_checkpoint: bool = False
-    """The durable checkpoint to be restored cannot be read; an older one may be intact."""
+    """A part of the durable checkpoint cannot be read; it is read again before an older one is."""
+    bad_part: int = -1
+    """With ``bad_checkpoint``: the rank whose part it is; -1 for the reporting rank's own."""
     bad_snapshot: bool = False
     """The rank's snapshot in the arena does not match its digest or layout: it must not be used."""
     is_fatal: bool = False

@@ -21,6 +21,11 @@ class Restore(Message, tag="worker.restore/1"):
     pass_to: int = 0
     """Position of the data from which training continues, if the state's own is before it: the
     samples up to there led to a spike."""
+    doubted: int = -1
+    """The rank whose part of the checkpoint one reader could not read; -1 without one."""
+    reader: int = -1
+    """The rank that reads that part as well, before it joins: only two readers that agree make the
+    checkpoint a bad one."""
 
 
 class Steer(Message, tag="worker.steer/1"):

@@ -354,7 +354,11 @@ class FakeCluster:
             node.arenas[rank] = {s for s in node.arenas[rank] if s <= step}
             return True
         if assign.restore.source == "durable" and not self.disk.durable[step]:
-            self._leave(worker, "error", detail="wrong digest", bad_checkpoint=True)
+            part, reader = assign.restore.doubted, assign.restore.reader
+            if reader in (-1, rank):  # else the others wait for it to join
+                self._leave(
+                    worker, "error", detail="wrong digest", bad_checkpoint=True, bad_part=part
+                )
             return False
         good = [s for s, is_good in self.disk.durable.items() if is_good]
         assert assign.restore.source == "durable" or not good, f"started over beside {good}"

@@ -106,7 +106,8 @@ def _note_cause(core: Core, left: LeftGeneration) -> bool:
     is_bad_checkpoint = left.bad_checkpoint and core.restore.source == "durable"
     is_bad_snapshot = left.bad_snapshot and core.restore.source == "arena"
     if is_bad_checkpoint:
-        core.copies.bad_checkpoint(core.restore.step)
+        part = left.rank if left.bad_part < 0 else left.bad_part
+        is_bad_checkpoint = core.copies.unreadable(core.generation, core.restore, left.rank, part)
     if is_bad_snapshot:
         core.copies.bad_snapshot(left.rank, core.restore.step)
     if is_bad_checkpoint or is_bad_snapshot:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
+import msgspec
 from headway.common.wire.messages.driver import Seals
 from headway.common.wire.messages.worker import Restore
 
@@ -22,6 +23,8 @@ class Copies:
     ) -> None:
         self.bad_checkpoints = set(bad_checkpoints)
         self.bad_snapshots = dict.fromkeys((rank, step) for rank, step in bad_snapshots)
+        self._doubts: dict[int, tuple[int, int]] = {}
+        """Step -> (generation, rank): whose part one reader could not read, and when."""
         self.unread: dict[int, None] = {}
         """Nodes whose snapshots are not known yet."""
         self._sealed: dict[int, dict[int, tuple[int, ...]]] = {}
@@ -47,9 +50,29 @@ class Copies:
         """Never restore this one again."""
         self.bad_snapshots[rank, step] = None
 
-    def bad_checkpoint(self, step: int) -> None:
-        """Never restore this checkpoint again; an older one may be good."""
-        self.bad_checkpoints.add(step)
+    def unreadable(self, generation: int, restore: Restore, rank: int, part: int) -> bool:
+        """``rank`` could not read the part of rank ``part``. Whether that condemns the checkpoint,
+        so that it is never restored again: if it was the second reader of a part in doubt. Else the
+        part is in doubt from now on, which may be this rank's or its node's own trouble.
+        """
+        if rank == restore.reader and part == restore.doubted:
+            self.bad_checkpoints.add(restore.step)
+            self._doubts.pop(restore.step, None)
+            return True
+        noted_in, _ = self._doubts.get(restore.step, (-1, 0))
+        if noted_in != generation:  # of several reports in one generation the first counts
+            self._doubts[restore.step] = (generation, part)
+        return False
+
+    def with_reader(self, restore: Restore, rank_nodes: Mapping[int, int]) -> Restore:
+        """Name a second reader for a part in doubt: on another node than the rank whose part it is,
+        or else another process; that rank itself only if the run has no other."""
+        if restore.source != "durable" or restore.step not in self._doubts:
+            return restore
+        _, part = self._doubts[restore.step]
+        home = rank_nodes[part]
+        order = sorted(rank_nodes, key=lambda r: (rank_nodes[r] == home, r == part, r))
+        return msgspec.structs.replace(restore, doubted=part, reader=order[0])  # type: ignore[type-var]
 
     def choose(self, rank_nodes: Mapping[int, int], durable: tuple[int, str] | None) -> Restore:
         """The restore point of a generation whose ranks run on these nodes."""
@@ -72,10 +95,11 @@ class Copies:
         self.bad_checkpoints = {bad for bad in self.bad_checkpoints if bad <= step}
 
     def renewed(self) -> bool:
-        """Forget bad snapshots: every rank restored another copy,
-        which frees the slots of newer ones."""
+        """Forget bad snapshots and parts in doubt: every rank restored another copy,
+        which frees the slots of newer ones, or could read its part."""
         found = bool(self.bad_snapshots)
         self.bad_snapshots.clear()
+        self._doubts.clear()
         return found
 
 

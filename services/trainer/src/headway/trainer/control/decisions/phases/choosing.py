@@ -158,6 +158,7 @@ def decide(core: Core, checkpoint: tuple[int, str] | None) -> list[Action]:
     else:
         core.restore = core.copies.choose(core.fleet.rank_nodes, checkpoint)
     core.restore = spikes.passing_over(core, core.restore)
+    core.restore = core.copies.with_reader(core.restore, core.fleet.rank_nodes)
     core.is_memory_stale = True
     if core.restore.source == "init" and core.copies.bad_checkpoints:
         steps = ", ".join(map(str, sorted(core.copies.bad_checkpoints)))
