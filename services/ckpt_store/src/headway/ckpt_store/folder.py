@@ -214,7 +214,7 @@ def open_checkpoint(checkpoints: Path, step: int, generation: int) -> Checkpoint
 
 def has_vanished(info: CheckpointInfo) -> bool:
     """Whether the checkpoint was removed, or replaced by another of its name, since it was listed:
-    then what could not be read of it says nothing about damage."""
+    then an error of reading it is not a sign of damage."""
     path = info.path / MANIFEST_NAME
     try:
         return decode_manifest(path.read_bytes(), path) != info.manifest
