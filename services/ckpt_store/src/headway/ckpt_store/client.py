@@ -175,9 +175,7 @@ class CheckpointClient:
         flat = leaves_of(state)
         layout, nbytes = lay_out(flat, self.rank, self.world_size)
         if generation is None:
-            if not self._generations.is_chosen:
-                self._generations.choose(SCRATCH)
-            generation = self._generations.number
+            generation = self._own_generation()
         incarnation = ""
         try:
             if self._incarnation is not None:
@@ -271,6 +269,15 @@ class CheckpointClient:
     def _open_files(self, owner: str) -> Files:
         """The disk that this client writes to; tests inject faults here."""
         return Files(owner)
+
+    def _own_generation(self) -> int:
+        try:
+            if not self._generations.is_chosen:
+                self._generations.choose(SCRATCH)
+        except OSError:
+            if self._arena is None:
+                raise  # else the daemon reports a folder that cannot be listed
+        return self._generations.number
 
     def _is_ours(self) -> bool:
         return self._incarnation is None or self._incarnation.is_current()
