@@ -10,7 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from headway.testkit.trainer.layouts import BARS, STEPS, Layout
+from headway.testkit.trainer.layouts import BARS, STEPS, Layout, single, small_run
 from headway.testkit.trainer.pool import WorkerPool
 from headway.testkit.trainer.training import Trained, distance, train_layout
 
@@ -70,6 +70,18 @@ def test_the_model_learns_and_its_norm_is_clipped_at_times(reference: Reference)
     assert found.losses[STEPS - 1] < found.losses[0] - 0.5
     assert found.evals[20] < found.evals[0] - 0.5
     assert min(found.norms.values()) < 2.0 < max(found.norms.values())
+
+
+def test_documents_end_at_the_same_borders_on_every_stage_of_four(
+    pool: WorkerPool, tmp_path: Path
+) -> None:
+    stages = small_run("fp64", parallel={"pp": 4}, world_size=4, family="neox")
+    found = train_layout(pool, stages, 4, tmp_path / "four", 3)
+    expected = train_layout(pool, single("serial", "fp64", "neox"), 1, tmp_path / "one", 3)
+    for kind in ("grads", "params"):
+        worst, name = distance(getattr(found, kind), getattr(expected, kind))
+        assert worst < BARS["fp64"], f"{kind} of {name} differ by {worst:.1e} of their norm"
+    assert _curve_error(found.losses, expected.losses) < BARS["fp64"]
 
 
 SWITCHES = ("overlap_grad_reduce", "overlap_param_gather", "overlap_p2p")

@@ -112,6 +112,15 @@ def test_a_send_exchanged_with_a_receive_of_the_same_peer_in_one_gap_is_refused(
         validate(changed(lowered, rank, order))
 
 
+def test_with_all_read_every_rank_takes_data_once_before_it_computes() -> None:
+    computed = generate("interleaved", pp=4, vp=2, num_micro_batches=8)
+    lowered = lower(computed, all_read=True)
+    validate(lowered)
+    assert all([a.kind for a in order].count(Kind.DATA) == 1 for order in lowered.ranks)
+    with pytest.raises(ConfigError, match="rank 1 has 0 DATA instead of 1"):
+        validate(dataclasses.replace(lower(computed), all_read=True))
+
+
 def _move(order: list[Action], kind: Kind, by: int) -> list[Action]:
     place = next(i for i, a in enumerate(order) if a.kind is kind)
     order.insert(place + by, order.pop(place))

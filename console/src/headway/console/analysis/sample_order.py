@@ -124,8 +124,9 @@ def _global_batch(
 def data_waits(actions: pl.DataFrame, rows: pl.DataFrame) -> pl.DataFrame:
     """How long each rank took to get a step's micro-batches, columns ``WAITS``.
 
-    ``share`` is of the rank's whole time. Ranks of stages between the first and the last read no
-    data. ``actions`` as ``step_actions`` returns them, ``rows`` as ``ledger`` does.
+    ``share`` is of the rank's whole time. Ranks of stages between the first and the last read data
+    only where the model has documents. ``actions`` as ``step_actions`` returns them, ``rows`` as
+    ``ledger`` does.
     """
     per_step = (
         actions.filter(pl.col("action") == Kind.DATA.name)

@@ -174,7 +174,8 @@ class TrainingData:
             samples = samples_of(self.config, rank=rank, step=step)
         place = self.config.parallel.grid.coordinates(rank)
         epoch, position = divmod(samples[number], self._reader.samples_per_epoch)
-        reads = place.pp in (0, self.config.parallel.pp - 1)
+        is_outer = place.pp in (0, self.config.parallel.pp - 1)
+        reads = is_outer or self.config.model.every_stage_reads
         title = (
             f"Step {step}, rank {rank} (replica {place.dp}, stage {place.pp}): sample "
             f"{samples[number]:,}, number {position:,} of epoch {epoch}"

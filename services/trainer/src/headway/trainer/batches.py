@@ -75,7 +75,10 @@ class MicroBatch:
 
 
 class BatchReader:
-    """Takes a step's micro-batches from a source; stages between first and last never open one."""
+    """Takes a step's micro-batches from a source, None for a stage that reads nothing.
+
+    A stage between the first and the last reads only where documents have borders.
+    """
 
     def __init__(
         self,

@@ -58,8 +58,11 @@ class Evaluation:
             return context.sum_over_ranks(0.0, pipeline.loss_sum, num_tokens).mean_loss
 
     def _actions(self, num_micro_batches: int) -> Sequence[Action]:
-        grid, place = self._context.config.parallel.grid, self._context.place
-        return validation_schedule(grid, num_micro_batches).ranks[place.pp]
+        config, place = self._context.config, self._context.place
+        schedule = validation_schedule(
+            config.parallel.grid, num_micro_batches, all_read=config.model.every_stage_reads
+        )
+        return schedule.ranks[place.pp]
 
     def sample(
         self, step: int, prompt: list[int], count: int, *, temperature: float = TEMPERATURE

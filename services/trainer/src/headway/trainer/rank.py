@@ -293,15 +293,16 @@ class Rank:
 
 
 def data_readers(config: RunConfig, rank: int) -> list[int]:
-    """Ranks of this node that read the same stream: first and last stages of a
-    replica, all tp ranks."""
+    """Ranks of this node that read the same stream, all tp ranks: the first and last stages of a
+    replica, and with ``model.document_end`` also those between, which need the borders."""
     grid = config.parallel.grid
     placement = Placement(grid, config.launch.ranks_per_node)
     place = grid.coordinates(rank)
     return [
         other
         for other in placement.ranks_of(placement.node_of(rank))
-        if (c := grid.coordinates(other)).dp == place.dp and c.pp in (0, grid.pp - 1)
+        if (c := grid.coordinates(other)).dp == place.dp
+        and (config.model.every_stage_reads or c.pp in (0, grid.pp - 1))
     ]
 
 

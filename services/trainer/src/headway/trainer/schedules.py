@@ -16,13 +16,16 @@ from headway.common.plan.schedule.lower import lower
 
 
 @cache
-def training_schedule(name: str, grid: Grid, num_micro_batches: int) -> Schedule:
-    """The complete lists of a training step."""
+def training_schedule(
+    name: str, grid: Grid, num_micro_batches: int, *, all_read: bool = False
+) -> Schedule:
+    """The complete lists of a training step; ``all_read`` as in ``lower``."""
     computed = generate(name, pp=grid.pp, vp=grid.vp, num_micro_batches=num_micro_batches)
-    return lower(computed)
+    return lower(computed, all_read=all_read)
 
 
 @cache
-def validation_schedule(grid: Grid, num_micro_batches: int) -> Schedule:
-    """The complete lists of a validation pass."""
-    return lower(forward_only(pp=grid.pp, vp=grid.vp, num_micro_batches=num_micro_batches))
+def validation_schedule(grid: Grid, num_micro_batches: int, *, all_read: bool = False) -> Schedule:
+    """The complete lists of a validation pass; ``all_read`` as in ``lower``."""
+    computed = forward_only(pp=grid.pp, vp=grid.vp, num_micro_batches=num_micro_batches)
+    return lower(computed, all_read=all_read)

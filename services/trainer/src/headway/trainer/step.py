@@ -115,7 +115,9 @@ class TrainStep:
         """This rank's list for a step of ``batch_size`` sequences."""
         config = self._context.config
         parallel, number = config.parallel, config.micro_batches_of(batch_size)
-        schedule = training_schedule(parallel.schedule, parallel.grid, number)
+        schedule = training_schedule(
+            parallel.schedule, parallel.grid, number, all_read=config.model.every_stage_reads
+        )
         return schedule.ranks[self._context.place.pp]
 
     def _loss_unit(self, totals: _StepTotals) -> float:

@@ -84,6 +84,11 @@ class ModelConfig:
             )
         _ = self.architecture
 
+    @property
+    def every_stage_reads(self) -> bool:
+        """Whether stages between the first and the last read tokens too, for their documents."""
+        return self.document_end is not None
+
     @cached_property
     def architecture(self) -> Architecture:
         """This model with every key that is None filled in.

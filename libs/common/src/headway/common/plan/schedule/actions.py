@@ -68,6 +68,12 @@ class Schedule:
     num_micro_batches: int
     forward_only: bool
     ranks: tuple[tuple[Action, ...], ...]
+    all_read: bool = False
+    """Whether ranks between the first and the last take data too."""
+
+    def reads(self, rank: int) -> bool:
+        """Whether ``rank`` takes data: tokens on the first, labels on the last."""
+        return self.all_read or rank in (0, self.pp - 1)
 
     @property
     def num_stages(self) -> int:

@@ -12,6 +12,8 @@ after its data was computed, with only receives in between.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from headway.common.plan.schedule.actions import COMPUTE, Action, Kind, Schedule
 from headway.common.plan.schedule.timeline import Span, stage_of, unit_timeline
 
@@ -19,8 +21,8 @@ _BACKWARD_MESSAGE, _FORWARD_MESSAGE, _COMPUTE = range(3)  # order of events at t
 _ENDS_OF_BACKWARD = (Kind.BACKWARD, Kind.BACKWARD_WEIGHT, Kind.SEND_BACKWARD)
 
 
-def lower(schedule: Schedule) -> Schedule:
-    """The complete list of every rank.
+def lower(schedule: Schedule, *, all_read: bool = False) -> Schedule:
+    """The complete list of every rank; with ``all_read`` each of them takes data.
 
     A forward-only schedule gets messages and data; a training schedule also the all-gathers and
     reduce-scatters of its chunks and the actions that end a step. Neighbouring chunks on one
@@ -44,15 +46,9 @@ def lower(schedule: Schedule) -> Schedule:
     for _, _, _, entries in sorted(moments, key=lambda moment: moment[:3]):
         for rank, action in entries:
             lists[rank].append(action)
+    schedule = replace(schedule, all_read=all_read)
     framed = [_frame(schedule, rank, order) for rank, order in enumerate(lists)]
-    return Schedule(
-        name=schedule.name,
-        pp=schedule.pp,
-        vp=schedule.vp,
-        num_micro_batches=schedule.num_micro_batches,
-        forward_only=schedule.forward_only,
-        ranks=tuple(map(tuple, framed)),
-    )
+    return replace(schedule, ranks=tuple(map(tuple, framed)))
 
 
 def _message(schedule: Schedule, span: Span) -> list[tuple[int, Action]]:
@@ -80,7 +76,6 @@ def _frame(schedule: Schedule, rank: int, order: list[Action]) -> list[Action]:
 
     A chunk's all-gather is issued one chunk ahead, so that it can run under the chunk before.
     """
-    takes_data = rank in (0, schedule.pp - 1)
     training = not schedule.forward_only
     framed: list[Action] = []
     num_gathered = 0
@@ -88,7 +83,7 @@ def _frame(schedule: Schedule, rank: int, order: list[Action]) -> list[Action]:
         # issued first, so that it runs while data is taken
         framed.append(Action(Kind.ALL_GATHER, 0))
         num_gathered = 1
-    if takes_data:
+    if schedule.reads(rank):
         framed.append(Action(Kind.DATA))
     # The chunk's last send comes first: the stage before waits for it, a reduction for replicas.
     last_gradient = {a.chunk: i for i, a in enumerate(order) if a.kind in _ENDS_OF_BACKWARD}

@@ -90,9 +90,9 @@ def _check_complete(schedule: Schedule, rank: int, order: tuple[Action, ...]) ->
 
 
 def _check_frame(schedule: Schedule, rank: int, order: tuple[Action, ...]) -> None:
-    """The outer stages load data before they compute; three actions end a training step."""
+    """Ranks that read load data before they compute; three actions end a training step."""
     kinds = [action.kind for action in order]
-    takes_data = rank in (0, schedule.pp - 1)
+    takes_data = schedule.reads(rank)
     if kinds.count(Kind.DATA) != takes_data:
         _refuse(schedule, rank, f"has {kinds.count(Kind.DATA)} DATA instead of {takes_data:d}")
     if takes_data and any(kind in COMPUTE for kind in kinds[: kinds.index(Kind.DATA)]):
