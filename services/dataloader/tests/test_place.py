@@ -9,7 +9,6 @@ import signal
 import subprocess
 import sys
 import warnings
-import weakref
 from collections.abc import Callable
 from pathlib import Path
 from types import FrameType
@@ -22,8 +21,6 @@ from headway.dataloader.config import DataConfig
 from headway.dataloader.dataset import Dataset, verify
 from headway.dataloader.place import draft_of, put, recover, sweep
 from headway.dataloader.prepare import prepare
-from headway.dataloader.sources import Document
-from headway.dataloader.tokenizer import Tokenizer
 
 
 def config_of(folder: Path, source: Path) -> DataConfig:
@@ -189,29 +186,6 @@ def test_every_file_and_name_is_on_disk_before_and_after_the_exchange(
     at = steps.index("exchange")
     assert set(steps[:at]) == {"meta.json", "train.bin", "train.idx", "draft"}
     assert steps[at - 1] == "draft" and tmp_path.name in steps[at:]
-
-
-def test_texts_are_let_go_while_they_are_encoded(
-    tmp_path: Path, text_folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    living: list[int] = []
-    references: list[weakref.ref[Document]] = []
-    real = Tokenizer.encode_all
-
-    def counting(self: Tokenizer, texts: object) -> object:
-        for row in real(self, texts):  # type: ignore[arg-type]
-            living.append(sum(one() is not None for one in references))
-            yield row
-
-    def read(*_: object, **__: object) -> list[Document]:
-        documents = [Document(f"{k}.txt", f"text number {k} " * 9) for k in range(400)]
-        references.extend(weakref.ref(one) for one in documents)
-        return documents
-
-    monkeypatch.setattr("headway.dataloader.prepare.read_source", read)
-    monkeypatch.setattr(Tokenizer, "encode_all", counting)
-    prepare(config_of(tmp_path / "d", text_folder))
-    assert living[0] < 400 and living[-1] == 0 and living == sorted(living, reverse=True)
 
 
 def test_a_source_whose_name_is_not_utf8_is_prepared(text_folder: Path, tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ import os
 import subprocess
 import sys
 from collections import Counter
+from collections.abc import Iterable
 from pathlib import Path
 
 import numpy as np
@@ -16,16 +17,27 @@ import pytest
 from headway.common.errors import CorruptError, InputError
 from headway.common.node.testing import child_environment
 from headway.dataloader.cli import main
-from headway.dataloader.config import DataConfig
+from headway.dataloader.config import SPLITS, DataConfig
 from headway.dataloader.dataset import Dataset, verify
-from headway.dataloader.prepare import prepare, split_documents, unigram_nats
-from headway.dataloader.sources import Document, read_source
+from headway.dataloader.prepare import prepare, unigram_nats
+from headway.dataloader.sources import AnyDocument, Document, read_source
+from headway.dataloader.splitting import Splits
 from headway.dataloader.tokenizer import END_OF_TEXT, Tokenizer
 
 
 def _config(folder: Path, source: Path | str, **changes: object) -> DataConfig:
     settings = {"vocab_size": 300, "validation_fraction": 0.2} | changes
     return DataConfig(path=str(folder), source=str(source), **settings)  # type: ignore[arg-type]
+
+
+def _parts(documents: Iterable[AnyDocument], fraction: float) -> dict[str, list[Document]]:
+    splits = Splits.of(documents, fraction)
+    found = {
+        split: [Document(one.key, "".join(one.pieces())) for one in splits.part(split)]
+        for split in SPLITS
+    }
+    assert {split: len(part) for split, part in found.items()} == splits.counts
+    return found
 
 
 def _bytes(folder: Path) -> dict[str, bytes]:
@@ -36,7 +48,7 @@ def test_every_document_is_in_its_split_and_ends_with_end_of_text(
     corpus: Path, text_folder: Path
 ) -> None:
     data = Dataset(corpus)
-    documents = split_documents(read_source(str(text_folder)), 0.2)
+    documents = _parts(read_source(str(text_folder)), 0.2)
     assert len(documents["validation"]) > 0
     for split, members in documents.items():
         texts = [document.text for document in members]
@@ -167,24 +179,27 @@ def test_unigram_nats_is_the_cross_entropy_computed_by_hand(corpus: Path) -> Non
 
 def test_one_document_is_cut_at_a_line_and_few_documents_fill_both_splits() -> None:
     lines = "".join(f"line {k}\n" for k in range(40))
-    parts = split_documents([Document("book", lines)], 0.1)
+    parts = _parts([Document("book", lines)], 0.1)
     assert parts["train"][0].text + parts["validation"][0].text == lines
     assert parts["train"][0].text.endswith("\n") and len(parts["validation"][0].text) < 0.2 * len(
         lines
     )
     for fraction in (1e-9, 1 - 1e-9):
-        parts = split_documents([Document(str(k), "x") for k in range(3)], fraction)
+        parts = _parts([Document(str(k), "x") for k in range(3)], fraction)
         assert sorted(len(part) for part in parts.values()) == [1, 2]
 
 
 def test_jsonl_lines_are_documents_and_a_bad_line_is_named(tmp_path: Path) -> None:
     path = tmp_path / "x.jsonl"
     path.write_text('{"text": "one"}\n\n{"text": "two", "id": 7}\n')
-    assert read_source(str(path)) == [Document("x.jsonl#1", "one"), Document("x.jsonl#3", "two")]
+    assert list(read_source(str(path))) == [
+        Document("x.jsonl#1", "one"),
+        Document("x.jsonl#3", "two"),
+    ]
     for bad in ("not json", '{"words": "x"}', '{"text": 3}', "[1]"):
         path.write_text('{"text": "one"}\n' + bad + "\n")
         with pytest.raises(InputError, match="line 2"):
-            read_source(str(path))
+            list(read_source(str(path)))
 
 
 def test_the_standard_library_comes_without_its_tests() -> None:
@@ -249,7 +264,11 @@ def test_debian_docs_are_stripped_of_html_and_fetched_once(
     )
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
     for _ in range(2):
-        documents = read_source("debian-docs", cache=tmp_path / "cache")
+        documents = [
+            document
+            for document in read_source("debian-docs", cache=tmp_path / "cache")
+            if isinstance(document, Document)
+        ]
         assert [document.key for document in documents] == [
             "postgresql-doc-15/usr/page.html",
             "perl-doc/usr/page.html",
@@ -262,7 +281,7 @@ def test_debian_docs_are_stripped_of_html_and_fetched_once(
 def test_the_vocabulary_does_not_depend_on_the_number_of_threads(
     text_folder: Path, tmp_path: Path
 ) -> None:
-    texts = [document.text for document in read_source(str(text_folder))]
+    texts = ["".join(document.pieces()) for document in read_source(str(text_folder))]
     code = (
         "import sys, json; from pathlib import Path; from headway.dataloader.tokenizer import "
         "Tokenizer\n"
@@ -286,7 +305,8 @@ def test_the_vocabulary_does_not_depend_on_the_number_of_threads(
 def test_any_text_round_trips_and_a_literal_end_of_text_stays_text(corpus: Path) -> None:
     tokenizer = Dataset(corpus).tokenizer
     text = f"naïve 漢字 \x00\t🙂 {END_OF_TEXT} end"
-    (row,) = tokenizer.encode_all([text])
+    ((row, is_end),) = tokenizer.encode_all([[text]])
+    assert is_end
     assert tokenizer.eod_id not in row
     assert tokenizer.decode(row) == text
 
@@ -305,7 +325,7 @@ def test_a_source_without_text_is_refused(tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     (tmp_path / "empty" / "a.txt").write_text(" \n")
     with pytest.raises(InputError, match="holds no text"):
-        read_source(str(tmp_path / "empty"))
+        prepare(_config(tmp_path / "d", tmp_path / "empty"))
 
 
 def test_files_that_are_not_read_are_counted(tmp_path: Path) -> None:
@@ -319,7 +339,8 @@ def test_files_that_are_not_read_are_counted(tmp_path: Path) -> None:
     lines: list[str] = []
     prepare(config, say=lines.append)
     (line,) = [line for line in lines if "leaving out" in line]
-    assert line.startswith("leaving out 2 files that do not end in .htm, .html")
+    assert line.endswith(": LICENCE, c.bin")
+    assert line.startswith("leaving out 2 files not ending in .htm, .html")
 
 
 def test_a_given_tokenizer_is_used_as_it_is(

@@ -9,9 +9,11 @@ import numpy as np
 import pytest
 from headway.common.errors import InputError
 from headway.dataloader import DataClient, DataConfig, Dataset, SampleReader, stream_spec
+from headway.dataloader.config import SPLITS
 from headway.dataloader.document_keys import keys_path, write_keys
-from headway.dataloader.prepare import prepare, split_documents
+from headway.dataloader.prepare import prepare
 from headway.dataloader.sources import read_source
+from headway.dataloader.splitting import Splits
 
 SEQ_LEN = 48
 
@@ -43,9 +45,10 @@ def test_a_piece_knows_its_document(corpus: Path) -> None:
 
 
 def test_the_names_of_documents_are_kept_in_their_order(corpus: Path, text_folder: Path) -> None:
-    parts = split_documents(read_source(str(text_folder)), 0.2)
-    for split, documents in parts.items():
-        assert Dataset(corpus).keys(split) == [document.key for document in documents]
+    parts = Splits.of(read_source(str(text_folder)), 0.2)
+    for split in SPLITS:
+        expected = [document.key for document in parts.part(split)]
+        assert Dataset(corpus).keys(split) == expected
 
 
 @pytest.mark.parametrize("damage", ["absent", "too few", "not JSON"])

@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from headway.dataloader.client import Batch, DataClient
     from headway.dataloader.config import DataConfig, StreamSpec, stream_spec
     from headway.dataloader.dataset import Dataset
+    from headway.dataloader.manifest import changed_texts
     from headway.dataloader.prepare import prepare
     from headway.dataloader.samples import Piece, SampleReader
     from headway.dataloader.tokenizer import Tokenizer
@@ -24,6 +25,7 @@ __all__ = [
     "SampleReader",
     "StreamSpec",
     "Tokenizer",
+    "changed_texts",
     "prepare",
     "stream_spec",
 ]
@@ -33,6 +35,7 @@ __getattr__, __dir__ = lazy(
     client="Batch DataClient",
     config="DataConfig StreamSpec stream_spec",
     dataset="Dataset",
+    manifest="changed_texts",
     prepare="prepare",
     samples="Piece SampleReader",
     tokenizer="Tokenizer",

@@ -61,6 +61,14 @@ def prepare(
         Path | None,
         typer.Option(help="A tokenizer.json to use instead of training one."),
     ] = None,
+    end: Annotated[
+        str,
+        typer.Option(
+            metavar="TOKEN",
+            help="Token of --tokenizer that ends a document; by default the eos_token of the "
+            "tokenizer_config.json beside it.",
+        ),
+    ] = "",
     validation_fraction: Annotated[
         float,
         typer.Option(
@@ -89,6 +97,7 @@ def prepare(
         source=source,
         vocab_size=vocab_size,
         tokenizer="" if tokenizer is None else str(tokenizer),
+        end=end,
         validation_fraction=validation_fraction,
     )
     done = make(config, force=force, cache=cache, say=lambda line: typer.echo(line, err=as_json))

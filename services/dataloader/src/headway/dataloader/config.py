@@ -31,6 +31,10 @@ class DataConfig:
     tokenizer: str = ""
     """A ``tokenizer.json`` to use instead of training one, such as that of an imported model."""
 
+    end: str = ""
+    """Token of ``tokenizer`` that ends a document; "" takes the ``eos_token`` of the
+    ``tokenizer_config.json`` beside it, else the only one of the usual names."""
+
     validation_fraction: float = 0.05
     """Share of the documents kept for validation, by a hash of their path, 0..1 exclusive."""
 

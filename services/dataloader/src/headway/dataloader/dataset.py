@@ -148,7 +148,7 @@ class Dataset:
         """The folder's tokenizer. Raises InputError for a bare pair."""
         if self.meta is None:
             raise InputError(f"{self.path} has no tokenizer", remedy=_PREPARE)
-        return Tokenizer.load(self.path / "tokenizer.json")
+        return Tokenizer.load(self.path / "tokenizer.json", end_id=self.meta.eod_id)
 
 
 def read_meta(folder: Path) -> Meta:

@@ -6,7 +6,7 @@ For people who look at data; training does not read them, and data without them 
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterable
 from pathlib import Path
 
 from headway.dataloader.trouble import printable
@@ -17,10 +17,11 @@ def keys_path(prefix: Path) -> Path:
     return prefix.with_name(prefix.name + ".keys")
 
 
-def write_keys(prefix: Path, keys: Sequence[str]) -> None:
+def write_keys(prefix: Path, keys: Iterable[str]) -> None:
     """Write the names in the order of the documents; bytes that are not UTF-8 are escaped."""
     lines = (json.dumps(printable(key)) + "\n" for key in keys)
-    keys_path(prefix).write_text("".join(lines), encoding="ascii")
+    with keys_path(prefix).open("w", encoding="ascii") as file:
+        file.writelines(lines)
 
 
 def read_keys(prefix: Path) -> list[str] | None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+from array import array
 from pathlib import Path
 from types import TracebackType
 from typing import Any, BinaryIO
@@ -70,10 +71,9 @@ class TokenFile:
         self._fingerprint = ""
 
     def _check_size(self) -> None:
-        ends, size = self._index.ends(), self._reader.num_bytes
-        wanted = int(ends.max()) if ends.size else 0
+        size = self._reader.num_bytes
+        wanted, sequence = self._index.past(size)
         if size < wanted:
-            sequence = int(np.argmax(ends > size))
             raise CorruptError(
                 f"{self._reader.path} is truncated: {size} bytes, its index needs {wanted} "
                 f"(sequence {sequence} is cut)",
@@ -161,6 +161,8 @@ def _facts(prefix: Path) -> tuple[tuple[int, ...] | None, ...]:
 class TokenFileWriter:
     """Writes a pair, one document (= one sequence) per ``add``; the index appears with ``finish``.
 
+    A long document may come in parts: ``extend`` for all but the last one.
+
     An existing index and digests are removed at once, as they do not match the new content.
     """
 
@@ -168,14 +170,21 @@ class TokenFileWriter:
         self._prefix = prefix
         self._dtype = np.dtype(dtype)
         self._code = _CODES[self._dtype]
-        self._lengths: list[int] = []
+        self._lengths = array("i")
+        self._begun = 0  # tokens of the document that is not complete
         self._hasher = BlockHasher()
         for old in (idx_path(prefix), digests_path(prefix)):
             old.unlink(missing_ok=True)
         self._file: BinaryIO = bin_path(prefix).open("wb")
 
     def add(self, tokens: npt.ArrayLike) -> None:
-        """Append one document. Raises ValueError for an id that does not fit the dtype."""
+        """Append one document, or its last part; raises as ``extend``."""
+        self.extend(tokens)
+        self._lengths.append(self._begun)
+        self._begun = 0
+
+    def extend(self, tokens: npt.ArrayLike) -> None:
+        """Append a part of a document. Raises ValueError for an id that does not fit the dtype."""
         wide = np.asarray(tokens, dtype=np.int64)
         narrow = wide.astype(self._dtype)
         if not np.array_equal(narrow, wide):
@@ -185,7 +194,7 @@ class TokenFileWriter:
         raw = narrow.astype(self._dtype.newbyteorder("<")).tobytes()
         self._file.write(raw)
         self._hasher.update(raw)
-        self._lengths.append(int(wide.size))
+        self._begun += int(wide.size)
 
     def finish(self) -> None:
         """Write the digests and the index, and sync all three files to disk."""

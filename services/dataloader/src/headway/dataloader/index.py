@@ -9,6 +9,7 @@ the end (Megatron-LM ``megatron/core/datasets/indexed_dataset.py``).
 from __future__ import annotations
 
 import struct
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,7 @@ DTYPES: dict[int, type[np.generic]] = {
     5: np.int64, 6: np.float64, 7: np.float32, 8: np.uint16,
 }  # fmt: skip
 AGAIN = "prepare the data again with --force, or restore the file"
+_AT_ONCE = 1 << 20
 _LARGEST_OFFSET = 1 << 62  # so that the end of a sequence is an int64 too
 
 
@@ -62,25 +64,43 @@ class Index:
         self._check()
         self.num_tokens = int(self.lengths.sum(dtype=np.int64))
 
-    def ends(self) -> npt.NDArray[np.int64]:
-        """First byte after each sequence."""
-        return self.offsets + self.lengths.astype(np.int64) * self.dtype.itemsize
+    def past(self, num_bytes: int) -> tuple[int, int]:
+        """The end of the last sequence in bytes, and the first sequence that ends after
+        ``num_bytes``, -1 if none does."""
+        last, first = 0, -1
+        for at in range(0, self.lengths.size, _AT_ONCE):
+            lengths = self.lengths[at : at + _AT_ONCE].astype(np.int64)
+            ends = self.offsets[at : at + _AT_ONCE] + lengths * self.dtype.itemsize
+            last = max(last, int(ends.max()))
+            if first < 0 and last > num_bytes:
+                first = at + int(np.argmax(ends > num_bytes))
+        return last, first
 
     def _check(self) -> None:
-        offsets, docs = self.offsets, self.documents
+        offsets, docs, size = self.offsets, self.documents, self.dtype.itemsize
         if self.lengths.size and int(self.lengths.min()) < 0:
             raise self._damage(f"sequence {int(self.lengths.argmin())} has a negative length")
-        if offsets.size and (int(offsets.min()) < 0 or np.any(offsets % self.dtype.itemsize)):
+        if offsets.size and (
+            int(offsets.min()) < 0 or any(np.any(part % size) for part in _parts(offsets))
+        ):
             raise self._damage("a sequence offset is negative or not a multiple of the token size")
         if offsets.size and int(offsets.max()) > _LARGEST_OFFSET:
             raise self._damage(f"sequence {int(offsets.argmax())} has an offset of 2^62 or more")
-        if docs.size and (
-            docs[0] != 0 or docs[-1] != self.lengths.size or np.any(np.diff(docs) < 0)
-        ):
+        if docs.size and (docs[0] != 0 or docs[-1] != self.lengths.size or _falls(docs)):
             raise self._damage(f"the document array does not run from 0 to {self.lengths.size}")
 
     def _damage(self, what: str) -> CorruptError:
         return CorruptError(f"{self.path}: {what}", remedy=AGAIN)
+
+
+def _parts(array: npt.NDArray[np.int64]) -> Iterator[npt.NDArray[np.int64]]:
+    """Pieces that overlap by one: checks of a large index need no memory of its size."""
+    for at in range(0, array.size, _AT_ONCE):
+        yield array[at : at + _AT_ONCE + 1]
+
+
+def _falls(array: npt.NDArray[np.int64]) -> bool:
+    return any(np.any(part[1:] < part[:-1]) for part in _parts(array))
 
 
 def _parse_head(path: Path, raw: bytes) -> tuple[np.dtype[Any], int, int]:

@@ -2,8 +2,8 @@
 
 Nothing is visible at the target before it is complete (``place``). A lock makes the second of
 two runs wait and then find the work done; the next run restores or removes what an
-interrupted run left. Memory: all texts once, each released when it is encoded, and that of
-the vocabulary's trainer.
+interrupted run left. Memory does not grow with the text, except that of the vocabulary's
+trainer with the different words in at most 64 MiB of it: the source is read once per stage.
 """
 
 from __future__ import annotations
@@ -11,11 +11,10 @@ from __future__ import annotations
 import contextlib
 import errno
 import fcntl
-import hashlib
+import itertools
 import os
 import shutil
-from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -28,13 +27,18 @@ from headway.dataloader.config import DataConfig
 from headway.dataloader.dataset import META_VERSION, Dataset, Meta, SplitMeta, read_meta, sha256
 from headway.dataloader.document_keys import read_keys, write_keys
 from headway.dataloader.formats import TokenFileWriter, bin_path, idx_path, token_dtype
+from headway.dataloader.long_texts import cut_pieces
+from headway.dataloader.manifest import write_manifest
 from headway.dataloader.place import draft_of, put, recover, sweep
-from headway.dataloader.sources import TEXT_ENDINGS, Document, left_out, read_source
+from headway.dataloader.sources import AnyDocument, Source, no_text, read_source
+from headway.dataloader.splitting import Splits
 from headway.dataloader.tokenizer import Tokenizer
 from headway.dataloader.trouble import printable
 
 Say = Callable[[str], None]
 
+TRAINED_CHARS = 64 << 20
+"""Characters on which a vocabulary is trained at most, taken evenly from all over the texts."""
 _NO_LOCKS = frozenset({errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP})
 
 
@@ -66,18 +70,20 @@ def prepare(
         if recover(target):
             report(f"{target} was restored: an interrupted run had moved it away")
         report(f"reading {config.source}")
-        if number := left_out(config.source):
-            endings = ", ".join(sorted(TEXT_ENDINGS))
-            report(f"leaving out {number} files that do not end in {endings}")
-        documents = read_source(config.source, cache=cache)
+        source = read_source(config.source, cache=cache)
+        splits = Splits.of(source, config.validation_fraction)
+        for line in source.left_out.lines():
+            report(line)
+        if not splits.num_chars:
+            raise no_text(config.source)
         sweep(target, own)
-        digest = corpus_hash(documents)
+        digest = splits.corpus_sha256
         if not force and (found := _found(target, config, digest)) is not None:
             report(f"{target} is already prepared from {config.source} (corpus {digest[:16]})")
-            _add_keys(target, documents, config.validation_fraction)
+            _add_names(target, source, splits)
             return Prepared(target, found, already_prepared=True)
         try:
-            meta = _build(draft_of(target, own), documents, digest, config, report)
+            meta = _build(draft_of(target, own), source, splits, config, report)
             put(target, own)
         except OSError as error:
             raise InputError(
@@ -90,63 +96,6 @@ def prepare(
         return Prepared(target, meta, already_prepared=False)
 
 
-def corpus_hash(documents: Sequence[Document]) -> str:
-    """SHA-256 over keys and texts in order, each preceded by its length."""
-    digest = hashlib.sha256()
-    for document in documents:
-        for part in (
-            document.key.encode("utf-8", "surrogateescape"),
-            document.text.encode("utf-8", "surrogatepass"),
-        ):
-            digest.update(len(part).to_bytes(8, "little") + part)
-    return digest.hexdigest()
-
-
-def _place(key: str) -> float:
-    """Position of the document in [0, 1) by SHA-256 of its key, so other
-    documents do not change it."""
-    return (
-        int.from_bytes(hashlib.sha256(key.encode("utf-8", "surrogateescape")).digest()[:6], "big")
-        / 2**48
-    )
-
-
-def split_documents(documents: Sequence[Document], fraction: float) -> dict[str, list[Document]]:
-    """Documents per split, in order; neither split is left empty.
-
-    A single document is split at a line, with its end going to validation; with few documents, the
-    one nearest to the bound is moved.
-
-    Raises:
-        InputError: one document of one character.
-    """
-    if len(documents) == 1:
-        documents = _cut(documents[0], fraction)
-        return {"train": [documents[0]], "validation": [documents[1]]}
-    places = [_place(document.key) for document in documents]
-    if all(place >= fraction for place in places):
-        places[places.index(min(places))] = -1.0
-    elif all(place < fraction for place in places):
-        places[places.index(max(places))] = 2.0
-    parts: dict[str, list[Document]] = {"train": [], "validation": []}
-    for document, place in zip(documents, places, strict=True):
-        parts["validation" if place < fraction else "train"].append(document)
-    return parts
-
-
-def _cut(document: Document, fraction: float) -> list[Document]:
-    text = document.text
-    if len(text) < 2:
-        raise InputError("the source holds one character", remedy="give more text")
-    at = min(max(int(len(text) * (1 - fraction)), 1), len(text) - 1)
-    line = text.rfind("\n", 0, at) + 1
-    at = line or at
-    return [
-        Document(f"{document.key}#train", text[:at]),
-        Document(f"{document.key}#validation", text[at:]),
-    ]
-
-
 def unigram_nats(train: npt.NDArray[np.int64], validation: npt.NDArray[np.int64]) -> float:
     """Cross-entropy per validation token under training unigrams, nats; counts per
     id, add-one smoothed."""
@@ -154,32 +103,25 @@ def unigram_nats(train: npt.NDArray[np.int64], validation: npt.NDArray[np.int64]
     return float(-(validation * log_p).sum() / validation.sum())
 
 
-def _build(
-    draft: Path, documents: list[Document], digest: str, config: DataConfig, report: Say
-) -> Meta:
-    """Write all files of the folder; ``documents`` is emptied."""
+def _build(draft: Path, source: Source, parts: Splits, config: DataConfig, report: Say) -> Meta:
+    """Write all files of the folder."""
     draft.mkdir(parents=True)
-    parts = split_documents(documents, config.validation_fraction)
-    documents.clear()
     if config.tokenizer:
-        tokenizer = Tokenizer.load(Path(config.tokenizer))
+        tokenizer = Tokenizer.load(Path(config.tokenizer), end=config.end)
         shutil.copyfile(config.tokenizer, draft / "tokenizer.json")
     else:
-        report(f"training a vocabulary of {config.vocab_size} on {len(parts['train'])} documents")
-        tokenizer = Tokenizer.train(
-            (_clean(document.text) for document in parts["train"]), config.vocab_size
-        )
+        tokenizer = _trained(parts, config.vocab_size, report)
         tokenizer.save(draft / "tokenizer.json")
     dtype = np.dtype(token_dtype(tokenizer.vocab_size))
     splits, counts = {}, {}
-    for split in list(parts):
-        part = deque(parts.pop(split))
-        report(f"encoding {len(part)} documents of {split}")
-        splits[split], counts[split] = _encode(draft / split, part, tokenizer, dtype)
+    for split, number in parts.counts.items():
+        report(f"encoding {number} documents of {split}")
+        splits[split], counts[split] = _encode(draft / split, parts, split, tokenizer, dtype)
+    write_manifest(draft, config.source, source.files)
     meta = Meta(
         version=META_VERSION,
         source=printable(config.source),
-        corpus_sha256=digest,
+        corpus_sha256=parts.corpus_sha256,
         vocab_size=tokenizer.vocab_size,
         asked_vocab_size=_asked(config),
         validation_fraction=config.validation_fraction,
@@ -200,45 +142,68 @@ def _asked(config: DataConfig) -> int:
     return 0 if config.tokenizer else config.vocab_size
 
 
-def _add_keys(target: Path, documents: Sequence[Document], fraction: float) -> None:
-    """Write the names of the documents into a folder that was prepared without them, if possible.
+def _trained(parts: Splits, vocab_size: int, report: Say) -> Tokenizer:
+    """A vocabulary of the training split; of more text than ``TRAINED_CHARS``, of every n-th piece.
 
-    The folder has the digest of ``documents``, so they are the same ones in the same order.
+    Each piece keeps its words whole, so the vocabulary is that of the uncut texts.
     """
-    for split, part in split_documents(documents, fraction).items():
-        if read_keys(target / split) is None:
-            with contextlib.suppress(OSError):
-                write_keys(target / split, [document.key for document in part])
+    every = -(-parts.num_chars // TRAINED_CHARS)
+    share = "" if every == 1 else f", on a share of 1/{every} of the text"
+    report(f"training a vocabulary of {vocab_size} on {parts.counts['train']} documents{share}")
+    pieces = (piece for document in parts.part("train") for piece in cut_pieces(_texts(document)))
+    return Tokenizer.train(itertools.islice(pieces, 0, None, every), vocab_size)
+
+
+def _add_names(target: Path, source: Source, parts: Splits) -> None:
+    """Write the names of documents and files into a folder that lacks them, if possible.
+
+    The folder has the digest of the source, so they are the same ones in the same order.
+    """
+    with contextlib.suppress(OSError):
+        for split in parts.counts:
+            if read_keys(target / split) is None:
+                write_keys(target / split, (document.key for document in parts.part(split)))
+        write_manifest(target, source.name, source.files)
 
 
 def _encode(
-    prefix: Path, documents: deque[Document], tokenizer: Tokenizer, dtype: np.dtype[np.generic]
+    prefix: Path, parts: Splits, split: str, tokenizer: Tokenizer, dtype: np.dtype[np.generic]
 ) -> tuple[SplitMeta, npt.NDArray[np.int64]]:
-    """Encode and write; ``documents`` is emptied meanwhile."""
+    """Encode and write the documents of ``split``."""
     counts = np.zeros(tokenizer.vocab_size, dtype=np.int64)
-    num_documents, text_bytes = len(documents), 0
-    write_keys(prefix, [document.key for document in documents])
+    text_bytes = 0
+    write_keys(prefix, (document.key for document in parts.part(split)))
 
-    def texts() -> Iterator[str]:
+    def texts() -> Iterator[Iterable[str]]:
+        for document in parts.part(split):
+            yield counted(document)
+
+    def counted(document: AnyDocument) -> Iterator[str]:
         nonlocal text_bytes
-        while documents:
-            text = _clean(documents.popleft().text)
+        for text in _texts(document):
             text_bytes += len(text.encode())
             yield text
 
     with TokenFileWriter(prefix, dtype) as writer:
-        for tokens in tokenizer.encode_all(texts()):
-            tokens.append(tokenizer.eod_id)
-            writer.add(tokens)
+        for tokens, is_end in tokenizer.encode_all(texts()):
+            if is_end:
+                tokens.append(tokenizer.eod_id)
+                writer.add(tokens)
+            else:
+                writer.extend(tokens)
             counts += np.bincount(tokens, minlength=counts.size)
     meta = SplitMeta(
-        documents=num_documents,
+        documents=parts.counts[split],
         tokens=int(counts.sum()),
         text_bytes=text_bytes,
         bin_sha256=sha256(bin_path(prefix)),
         idx_sha256=sha256(idx_path(prefix)),
     )
     return meta, counts
+
+
+def _texts(document: AnyDocument) -> Iterator[str]:
+    return map(_clean, document.pieces())
 
 
 def _clean(text: str) -> str:
@@ -280,6 +245,14 @@ def _found(target: Path, config: DataConfig, digest: str) -> Meta | None:
             f"{target} was prepared with another tokenizer than {config.tokenizer}",
             remedy="choose another --out, or replace it with --force",
         )
+    if config.tokenizer:
+        wanted = Tokenizer.load(Path(config.tokenizer), end=config.end)
+        if wanted.eod_id != meta.eod_id:
+            raise InputError(
+                f"documents of {target} end with token {meta.eod_id}, not with "
+                f"{wanted.end_of_text!r}",
+                remedy="choose another --out, or replace it with --force",
+            )
     if not same:
         raise InputError(
             f"{target} was prepared from {meta.source!r} (corpus {meta.corpus_sha256[:16]}, "

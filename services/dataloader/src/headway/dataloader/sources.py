@@ -1,6 +1,8 @@
 """Sources of text: Python's standard library, Debian's documentation, or a path of the user.
 
-A source is an ordered list of documents; order and keys do not depend on the file system's order.
+A source is an ordered series of documents, whatever the order of the file system.
+It may be gone through repeatedly: only one document is held at a time, and a large file never
+whole.
 """
 
 from __future__ import annotations
@@ -12,12 +14,20 @@ import re
 import shutil
 import subprocess
 import sysconfig
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
 from pathlib import Path
 from urllib.parse import urlsplit
 
 from headway.common.errors import InputError
+from headway.dataloader.decoding import (
+    READ_ENCODINGS,
+    Encoding,
+    encoding_of,
+    lines_of,
+    text_of,
+)
+from headway.dataloader.folders import LeftOut, text_files
 
 STDLIB = "stdlib"
 DEBIAN_DOCS = "debian-docs"
@@ -25,9 +35,13 @@ DEBIAN_PACKAGES = ("postgresql-doc-15", "perl-doc")
 # Tests are the bulk of the library's text and differ from the rest; compiled and installed
 # files are not source.
 _NOT_STDLIB = {"test", "tests", "idle_test", "site-packages", "dist-packages", "__pycache__"}
+_NOT_TEXTS = {"__pycache__", ".git"}
 _MIN_DEBIAN_CHARS = 400  # shorter pages are redirects and navigation
 _DOWNLOAD_TIMEOUT_S = 300.0
+_HTML = {".html", ".htm"}
 TEXT_ENDINGS = {".txt", ".md", ".rst", ".py", ".pod", ".html", ".htm", ".jsonl"}
+LARGE_BYTES = 8 << 20
+"""A text file of this size or more is read in pieces."""
 
 
 @dataclass(frozen=True)
@@ -38,46 +52,103 @@ class Document:
     key: str
     text: str
 
+    def pieces(self) -> Iterator[str]:
+        """The text, in one piece."""
+        yield self.text
 
-def read_source(source: str, *, cache: Path | None = None) -> list[Document]:
+
+@dataclass(frozen=True)
+class LargeDocument:
+    """A document that is read in pieces, each time anew."""
+
+    key: str
+    read: Callable[[], Iterator[str]]
+
+    def pieces(self) -> Iterator[str]:
+        """The text, in pieces of about 1 MiB."""
+        return self.read()
+
+
+AnyDocument = Document | LargeDocument
+
+
+@dataclass(frozen=True)
+class Source:
+    """The documents of a source, in order; empty ones are left out.
+
+    Every file keeps the size and time that it had at first: one that changes while the source is
+    gone through again is an InputError.
+    """
+
+    name: str
+    walk: Callable[[LeftOut], Iterator[tuple[str, Path]]]
+    least_chars: int = 1
+    left_out: LeftOut = field(default_factory=LeftOut)
+    """What is not read, complete after the first pass."""
+    files: dict[Path, tuple[int, int]] = field(default_factory=dict)
+    """Size in bytes and modification time in ns of each file that was read."""
+    _encodings: dict[Path, Encoding | None] = field(default_factory=dict)
+
+    def __iter__(self) -> Iterator[AnyDocument]:
+        for key, path in self.walk(self.left_out):
+            for document in self._file(key, path):
+                if isinstance(document, LargeDocument) or (
+                    document.text.strip() and len(document.text) >= self.least_chars
+                ):
+                    yield document
+
+    def _file(self, key: str, path: Path) -> Iterator[AnyDocument]:
+        num_bytes = self._check(path)
+        if path not in self._encodings:
+            self._encodings[path] = self._encoding(key, path)
+        encoding = self._encodings[path]
+        ending = path.suffix.lower()
+        if encoding is None:
+            return
+        if ending == ".jsonl":
+            yield from _jsonl(path, key, encoding)
+        elif num_bytes >= LARGE_BYTES and ending not in _HTML:
+            yield LargeDocument(key, lambda: text_of(path, encoding))
+        else:
+            text = "".join(text_of(path, encoding))
+            yield Document(key, strip_html(text) if ending in _HTML else text)
+
+    def _check(self, path: Path) -> int:
+        try:
+            facts = path.stat()
+        except OSError as error:
+            raise InputError(
+                f"cannot read {path}: {error.strerror}", remedy="check its rights"
+            ) from error
+        known = self.files.setdefault(path, (facts.st_size, facts.st_mtime_ns))
+        if known != (facts.st_size, facts.st_mtime_ns):
+            raise InputError(f"{path} changed while it was read", remedy="prepare the data again")
+        return facts.st_size
+
+    def _encoding(self, key: str, path: Path) -> Encoding | None:
+        found = encoding_of(path)
+        if found is None:
+            self.left_out.add(f"leaving out {{}} not in {READ_ENCODINGS}", key)
+        elif found.is_broken:
+            self.left_out.add(f"replacing bytes that are not {found.name} in {{}}", key)
+        elif found.name != "utf-8":
+            self.left_out.add(f"reading {{}} as {found.name}", key)
+        return found
+
+
+def read_source(source: str, *, cache: Path | None = None) -> Source:
     """The documents of ``source``: ``stdlib``, ``debian-docs``, a folder, a
     text file or ``.jsonl``.
 
-    Empty documents are left out.
-
     Raises:
-        InputError: there is no such path, no text in it, or ``debian-docs`` cannot be fetched.
+        InputError: there is no such path, or ``debian-docs`` cannot be fetched.
     """
     if source == STDLIB:
-        documents = _folder(Path(sysconfig.get_paths()["stdlib"]), {".py"}, _NOT_STDLIB)
-    elif source == DEBIAN_DOCS:
-        documents = _debian(cache or _default_cache())
-    else:
-        documents = _path(source)
-    found = [document for document in documents if document.text.strip()]
-    if not found:
-        raise InputError(
-            f"source {source!r} holds no text",
-            remedy=f"give files ending in {', '.join(sorted(TEXT_ENDINGS))}",
-        )
-    return found
-
-
-def left_out(source: str) -> int:
-    """Files below a folder that are not read, because their ending is not one of a text."""
-    root = Path(source).expanduser()
-    if source in (STDLIB, DEBIAN_DOCS) or not root.is_dir():
-        return 0
-    names = [name for _, _, files in os.walk(root) for name in files]
-    return sum(Path(name).suffix.lower() not in TEXT_ENDINGS for name in names)
-
-
-def _default_cache() -> Path:
-    root = os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
-    return Path(root) / "headway" / "debian-docs"
-
-
-def _path(source: str) -> Iterator[Document]:
+        root = Path(sysconfig.get_paths()["stdlib"])
+        return Source(source, lambda _: iter(text_files(root, {".py"}, _NOT_STDLIB, LeftOut())))
+    if source == DEBIAN_DOCS:
+        folders = {name: _unpacked(name, cache or _default_cache()) for name in DEBIAN_PACKAGES}
+        return Source(source, lambda _: _pages(folders), _MIN_DEBIAN_CHARS)
     if urlsplit(source).scheme in ("http", "https", "s3", "gs"):
         raise InputError(
             f"source {source!r} is a URL", remedy="download it first and give the path"
@@ -89,36 +160,27 @@ def _path(source: str) -> Iterator[Document]:
             remedy=f"use {STDLIB}, {DEBIAN_DOCS}, or the path of a folder or file",
         )
     if path.is_dir():
-        return _folder(path, TEXT_ENDINGS, {"__pycache__", ".git"})
-    return _file(path, path.name)
+        return Source(
+            source, lambda left_out: iter(text_files(path, TEXT_ENDINGS, _NOT_TEXTS, left_out))
+        )
+    return Source(source, lambda _: iter([(path.name, path)]))
 
 
-def _folder(root: Path, endings: set[str], without: set[str]) -> Iterator[Document]:
-    paths: list[Path] = []
-    for folder, names, files in os.walk(root):
-        names[:] = [name for name in names if name not in without]
-        paths += [Path(folder, name) for name in files if Path(name).suffix.lower() in endings]
-    for key, path in sorted((path.relative_to(root).as_posix(), path) for path in paths):
-        if path.is_file():
-            yield from _file(path, key)
+def no_text(source: str) -> InputError:
+    """The error for a source without a document."""
+    return InputError(
+        f"source {source!r} holds no text",
+        remedy=f"give files ending in {', '.join(sorted(TEXT_ENDINGS))}, in {READ_ENCODINGS}",
+    )
 
 
-def _file(path: Path, key: str) -> Iterator[Document]:
-    try:
-        raw = path.read_bytes()
-    except OSError as error:
-        raise InputError(
-            f"cannot read {path}: {error.strerror}", remedy="check its rights"
-        ) from error
-    if path.suffix.lower() == ".jsonl":
-        yield from _jsonl(path, key, raw)
-        return
-    text = raw.decode("utf-8", "replace")
-    yield Document(key, strip_html(text) if path.suffix.lower() in (".html", ".htm") else text)
+def _default_cache() -> Path:
+    root = os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
+    return Path(root) / "headway" / "debian-docs"
 
 
-def _jsonl(path: Path, key: str, raw: bytes) -> Iterator[Document]:
-    for number, line in enumerate(raw.splitlines(), 1):
+def _jsonl(path: Path, key: str, encoding: Encoding) -> Iterator[Document]:
+    for number, line in enumerate(lines_of(path, encoding), 1):
         if not line.strip():
             continue
         try:
@@ -146,11 +208,10 @@ def strip_html(page: str) -> str:
     return re.sub(r"\n{3,}", "\n\n", re.sub(r"[ \t]+\n", "\n", text)).strip()
 
 
-def _debian(cache: Path) -> Iterator[Document]:
-    for package in DEBIAN_PACKAGES:
-        for document in _folder(_unpacked(package, cache), {".html", ".pod"}, set()):
-            if len(document.text) >= _MIN_DEBIAN_CHARS:
-                yield Document(f"{package}/{document.key}", document.text)
+def _pages(folders: dict[str, Path]) -> Iterator[tuple[str, Path]]:
+    for package, folder in folders.items():
+        for key, path in text_files(folder, {".html", ".pod"}, set(), LeftOut()):
+            yield f"{package}/{key}", path
 
 
 def _unpacked(package: str, cache: Path) -> Path:

@@ -7,12 +7,14 @@ differently.
 
 from __future__ import annotations
 
-import itertools
+import json
 from collections.abc import Iterable, Iterator, Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from headway.common.errors import CorruptError, InputError
+from headway.dataloader.long_texts import encoded
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer as _Fast
@@ -20,25 +22,30 @@ if TYPE_CHECKING:
 END_OF_TEXT = "<|endoftext|>"
 ENDS = (END_OF_TEXT, "<|end_of_text|>", "</s>", "<eos>")
 """Names of the end-of-text token: GPT-2, GPT-NeoX and Qwen, Llama 3, Llama 2 and Mistral, Gemma."""
+_CONFIGS = ("tokenizer_config.json", "special_tokens_map.json")
 _NUM_BYTES = 256
-_BATCH_DOCUMENTS = 64
 _AGAIN = "prepare the data again with --force"
 
 
 class Tokenizer:
-    """Encode and decode; made by ``train`` or ``load``."""
+    """Encode and decode; made by ``train`` or ``load``.
 
-    def __init__(self, fast: _Fast) -> None:
-        """Raises InputError if the vocabulary has no end-of-text token."""
-        ids = {name: fast.token_to_id(name) for name in ENDS}
-        ends = [(name, number) for name, number in ids.items() if number is not None]
-        if not ends:
+    Of a file from elsewhere the vocabulary counts, with what turns text into it: truncation,
+    padding and tokens that its post-processor adds do not.
+    """
+
+    def __init__(self, fast: _Fast, end: str) -> None:
+        """``end`` is the token after each document. Raises InputError if there is no such token."""
+        number = fast.token_to_id(end)
+        if number is None:
             raise InputError(
-                f"the tokenizer has no token {' or '.join(ENDS)}",
-                remedy="add one as a special token",
+                f"the tokenizer has no token {end!r} to end documents with",
+                remedy="name another one with --end (data.end)",
             )
+        fast.no_truncation()
+        fast.no_padding()
         self._fast = fast
-        self.end_of_text, self.eod_id = ends[0]
+        self.end_of_text, self.eod_id = end, int(number)
 
     @classmethod
     def train(cls, texts: Iterable[str], vocab_size: int) -> Tokenizer:
@@ -67,14 +74,18 @@ class Tokenizer:
             show_progress=False,
         )
         fast.train_from_iterator(texts, trainer)
-        return cls(fast)
+        return cls(fast, END_OF_TEXT)
 
     @classmethod
-    def load(cls, path: Path) -> Tokenizer:
+    def load(cls, path: Path, *, end: str = "", end_id: int | None = None) -> Tokenizer:
         """Read a ``tokenizer.json``.
 
+        Documents end with token ``end`` or number ``end_id``, else with the ``eos_token`` of the
+        files of ``transformers`` beside it, else with the only one of ``ENDS``.
+
         Raises:
-            InputError: no such file. CorruptError: it is not a tokenizer.
+            InputError: no such file, or no token to end documents with, or several.
+            CorruptError: it is not a tokenizer.
         """
         from tokenizers import Tokenizer as Fast
 
@@ -92,33 +103,38 @@ class Tokenizer:
             fast = Fast.from_str(text)
         except Exception as error:  # the library raises bare Exception
             raise CorruptError(f"{path} is not a tokenizer: {error}", remedy=_AGAIN) from error
-        return cls(fast)
+        if end_id is not None:
+            end = fast.id_to_token(end_id) or ""
+        return cls(fast, end or end_beside(path) or _only_end(fast, path))
 
     def save(self, path: Path) -> None:
         """Write ``tokenizer.json`` (readable by Hugging Face
         ``tokenizers`` and ``transformers``)."""
         path.write_text(self._fast.to_str(pretty=False), encoding="utf-8")
 
-    @property
+    @cached_property
     def vocab_size(self) -> int:
-        """Number of tokens, including the special one."""
-        return int(self._fast.get_vocab_size())
+        """The largest id + 1: published vocabularies have gaps."""
+        return max(self._fast.get_vocab(with_added_tokens=True).values()) + 1
 
     def encode(self, text: str) -> list[int]:
         """Token ids of ``text``, without end-of-text. A literal
         ``<|endoftext|>`` becomes that token.
         """
-        return list(self._fast.encode(text).ids)
+        return list(self._fast.encode(text, add_special_tokens=False).ids)
 
-    def encode_all(self, texts: Iterable[str]) -> Iterator[list[int]]:
-        """Token ids of each text in order, encoded in batches on all cores.
+    def encode_all(self, documents: Iterable[Iterable[str]]) -> Iterator[tuple[list[int], bool]]:
+        """Ids of each document, in parts, and whether it ends with the part; on all cores.
 
-        A literal ``<|endoftext|>`` inside a text stays text: documents end where documents end.
+        ``documents`` are given in pieces, see ``long_texts``. A literal ``<|endoftext|>`` inside a
+        text stays text: documents end where documents end.
         """
-        fast, rest = self._plain(), iter(texts)
-        while batch := list(itertools.islice(rest, _BATCH_DOCUMENTS)):
-            for encoding in fast.encode_batch(batch):
-                yield encoding.ids
+        fast = self._plain()
+
+        def encode(batch: list[str]) -> list[list[int]]:
+            return [one.ids for one in fast.encode_batch_fast(batch, add_special_tokens=False)]
+
+        yield from encoded(documents, encode)
 
     def _plain(self) -> _Fast:
         from tokenizers import Tokenizer as Fast
@@ -131,3 +147,40 @@ class Tokenizer:
         """The text of ``tokens``; end-of-text tokens are left out. Cut
         characters show as U+FFFD."""
         return str(self._fast.decode([int(token) for token in tokens]))
+
+
+def end_beside(path: Path) -> str:
+    """The ``eos_token`` in the files of ``transformers`` beside a ``tokenizer.json``, "" if none.
+
+    Raises:
+        CorruptError: such a file is not JSON.
+    """
+    for name in _CONFIGS:
+        beside = path.with_name(name)
+        try:
+            found = json.loads(beside.read_text(encoding="utf-8")).get("eos_token")
+        except FileNotFoundError:
+            continue
+        except (OSError, ValueError, AttributeError) as error:
+            raise CorruptError(
+                f"{beside} cannot be read: {error}", remedy="restore it, or remove it"
+            ) from error
+        token = found.get("content") if isinstance(found, dict) else found
+        if isinstance(token, str) and token:
+            return token
+    return ""
+
+
+def _only_end(fast: _Fast, path: Path) -> str:
+    found = [name for name in ENDS if fast.token_to_id(name) is not None]
+    if len(found) == 1:
+        return found[0]
+    if found:
+        raise InputError(
+            f"{path} has several tokens that may end a document: {', '.join(found)}",
+            remedy=f"choose one with --end (data.end), or put its {_CONFIGS[0]} beside it",
+        )
+    raise InputError(
+        f"the tokenizer has no token {' or '.join(ENDS)}",
+        remedy="name the token that ends a document with --end (data.end)",
+    )

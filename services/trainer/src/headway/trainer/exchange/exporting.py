@@ -145,9 +145,14 @@ def _write_tokenizer(folder: Path, source: StoredModel) -> dict[str, Any]:
     if not source.tokenizer.is_file():
         return {}
     shutil.copyfile(source.tokenizer, folder / TOKENIZER)
-    from headway.dataloader import Tokenizer
+    from headway.dataloader import Dataset, Tokenizer
 
-    tokenizer = Tokenizer.load(source.tokenizer)
+    folder_of_data = source.tokenizer.parent
+    tokenizer = (
+        Dataset(folder_of_data).tokenizer
+        if (folder_of_data / "meta.json").is_file()
+        else Tokenizer.load(source.tokenizer)
+    )
     eod_id = tokenizer.eod_id
     _write_json(
         folder / "tokenizer_config.json",
