@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import dataclasses
+import os
+import re
+import shlex
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from headway.common.config import from_dict
+from headway.common.config import from_dict, load
 from headway.common.errors import InputError
 from headway.common.node.run_dir import NodePaths
 from headway.console.machine import preflight
 from headway.console.machine.preflight import own_corpus_folder
 from headway.console.testing import SMALL
+from headway.dataloader.cli import main
 from headway.dataloader.config import DataConfig
 from headway.dataloader.prepare import prepare
 from headway.trainer import rank as rank_module
@@ -53,6 +57,7 @@ def test_every_setting_of_the_data_changes_what_a_run_does(
         "source": "debian-docs",
         "vocab_size": 300,
         "tokenizer": "tokenizer.json",
+        "end": "</s>",
         "validation_fraction": 0.25,
         "seed": 99,
         "ring_slots": 32,
@@ -64,25 +69,114 @@ def test_every_setting_of_the_data_changes_what_a_run_does(
         assert effects(**{key: value}) != plain, f"data.{key} has no effect"
 
 
+def _folder(**data: Any) -> str:
+    return own_corpus_folder(dataclasses.replace(SMALL, data=DataConfig(**data))).data.path
+
+
 @pytest.mark.parametrize(
-    ("source", "folder"),
+    ("source", "name"),
     [
-        ("stdlib", "data/stdlib"),
-        ("debian-docs", "data/debian-docs"),
-        ("my texts", "data/my texts"),
-        ("novel.txt", "data/novel"),
-        ("data/here", "data/here-prepared"),
+        ("debian-docs", "debian-docs"),
+        ("my texts", "my texts"),
+        ("novel.txt", "novel"),
+        ("data/here", "here"),
         ("..", None),
     ],
 )
 def test_a_source_that_is_given_alone_gets_a_folder_of_its_own(
-    source: str, folder: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    source: str, name: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "novel.txt").write_text("once upon a time")
-    data = own_corpus_folder(dataclasses.replace(SMALL, data=DataConfig(source=source))).data
-    expected = folder or f"data/{tmp_path.parent.name}"
-    assert (data.source, data.path) == (source, expected)
+    path = _folder(source=source)
+    assert re.fullmatch(f"data/{name or tmp_path.parent.name}-[0-9a-f]{{8}}", path)
+    assert _folder(source=source) == path
+
+
+def test_the_folder_differs_with_the_source_the_tokenizer_and_the_vocabulary(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for number in range(2):
+        (tmp_path / f"{number}.json").write_text(f"{number}")
+    (tmp_path / "a").mkdir()
+    given: list[dict[str, Any]] = [
+        {"source": "a/mine"},
+        {"source": "b/mine"},
+        {"source": "a/mine", "vocab_size": 300},
+        {"source": "a/mine", "tokenizer": "0.json"},
+        {"source": "a/mine", "tokenizer": "1.json"},
+        {"source": "a/mine", "tokenizer": "1.json", "end": "</s>"},
+        {"tokenizer": "0.json"},
+        {},
+    ]
+    folders = [_folder(**one) for one in given]
+    assert len(set(folders)) == len(given)
+    assert folders[-1] == "data/stdlib"
+    assert _folder(source=str(tmp_path / "a" / "mine")) == folders[0]
+
+
+def test_a_folder_that_was_prepared_by_hand_is_used_if_it_is_of_the_same_corpus(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    _texts(tmp_path / "mine")
+    prepare(DataConfig(path="data/mine", source="mine", vocab_size=300))
+    assert _folder(source="mine", vocab_size=300) == "data/mine"
+    assert _folder(source="mine") != "data/mine"
+    assert _folder(source="other/mine", vocab_size=300) != "data/mine"
+
+
+def _texts(folder: Path) -> None:
+    folder.mkdir()
+    for number in range(8):
+        (folder / f"{number}.txt").write_text(f"tokens of a ring {number} " * 60)
+
+
+def _run(*settings: str) -> list[str]:
+    """What a launch reports about its corpus."""
+    reported: list[str] = []
+    wanted = ["model.vocab_size=512", *settings]
+    preflight.prepare_corpus(own_corpus_folder(load(RunConfig, [], wanted)), reported.append)
+    return reported
+
+
+def test_texts_that_have_changed_since_are_named_with_the_remedy(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    _texts(tmp_path / "mine")
+    assert _run("data.source=mine")
+    assert _run("data.source=mine") == []
+    os.utime(tmp_path / "mine" / "0.txt", (1, 1))  # another time, the same text
+    assert _run("data.source=mine") == []
+    same_size = (tmp_path / "mine" / "0.txt").read_text().replace("ring", "king")
+    for change, words in (
+        (lambda: (tmp_path / "mine" / "0.txt").write_text(same_size), "1 changed (0.txt)"),
+        (lambda: (tmp_path / "mine" / "9.txt").write_text("new"), "1 changed (0.txt), 1 new (9"),
+        (lambda: (tmp_path / "mine" / "5.txt").unlink(), "1 new (9.txt), 1 gone (5.txt)"),
+    ):
+        change()
+        with pytest.raises(InputError, match=re.escape(words)) as refused:
+            _run("data.source=mine")
+    (command,) = re.findall("`headway data (.*)`", refused.value.remedy)
+    assert main(shlex.split(command)) == 0
+    assert _run("data.source=mine") == []
+
+
+def test_settings_that_the_prepared_folder_does_not_have_are_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    _texts(tmp_path / "mine")
+    _run("data.source=mine", "data.validation_fraction=0.4")
+    with pytest.raises(InputError, match=r"fraction=0\.4, but data.validation_fraction=0\.05"):
+        _run("data.source=mine")
+    (made,) = (tmp_path / "data").iterdir()
+    assert _run(f"data.path={made}") == []  # the folder as it was prepared
+    with pytest.raises(InputError, match=r"vocab_size=512, but data\.vocab_size=300"):
+        _run(f"data.path={made}", "data.vocab_size=300")
+    assert _run(f"data.path={made}", "data.vocab_size=512") == []
 
 
 def test_a_folder_that_is_given_is_kept(tmp_path: Path) -> None:

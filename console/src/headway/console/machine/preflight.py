@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import dataclasses
-import hashlib
 import importlib.machinery
 import importlib.util
+import shlex
 import shutil
 import socket
 import subprocess
@@ -16,6 +15,8 @@ from pathlib import Path
 from headway.common.errors import CorruptError, InputError
 from headway.common.node.segment import check_processor
 from headway.common.wire.addresses import Network
+from headway.console.machine.corpus_folder import asked_vocab, is_derived, tokenizer_sha256
+from headway.console.machine.corpus_folder import own_corpus_folder as own_corpus_folder
 from headway.dataloader.config import DataConfig
 from headway.trainer.config import MetricsPorts, RunConfig
 from headway.trainer.config.memory import model_shape
@@ -24,6 +25,7 @@ MIN_FREE_BYTES = 2 << 30
 SHM = Path("/dev/shm")
 SHM_BESIDES_BYTES = 256 << 20
 """Rings, flight records and last words of one run, with room to spare."""
+_OTHER_FOLDER = "leave data.path out, or set it to a folder that does not exist yet"
 INSTALL_TORCH = "run `make setup` in the checkout, or `pip install './console[local]'`"
 
 
@@ -114,23 +116,6 @@ def shared_bytes(config: RunConfig) -> int:
     return 3 * 3 * 4 * model_shape(config).parameters + SHM_BESIDES_BYTES
 
 
-def own_corpus_folder(config: RunConfig) -> RunConfig:
-    """The configuration with a folder of its own for a source that was given without ``data.path``.
-
-    ``data.source=/home/me/novels`` is prepared in ``data/novels``: the default folder holds the
-    default source.
-    """
-    data = config.data
-    if data.source == DataConfig.source or data.path != DataConfig.path:
-        return config
-    source = Path(data.source).resolve()
-    name = source.stem or "corpus"  # the name that `headway data prepare` gives it
-    path = Path(DataConfig.path).with_name(name)
-    if path.resolve() == source:  # never among the texts
-        path = path.with_name(f"{name}-prepared")
-    return dataclasses.replace(config, data=dataclasses.replace(data, path=str(path)))
-
-
 def prepare_corpus(config: RunConfig, report: Callable[[str], None]) -> None:
     """Make the corpus if it is absent, then check that it can be read and fits the model.
 
@@ -161,8 +146,12 @@ def prepare_corpus(config: RunConfig, report: Callable[[str], None]) -> None:
     if data.meta is not None:
         _refuse_other_source(config, path, data.meta.source, data.meta.corpus_sha256)
         _refuse_other_tokenizer(config, path, data.meta.tokenizer_sha256)
-    if data.meta is not None:
         _refuse_other_end(config, path, data.meta.eod_id)
+        _refuse_other_settings(
+            config, path, data.meta.asked_vocab_size, data.meta.validation_fraction
+        )
+        if not _names_folder_only(config):
+            _refuse_changed_texts(config, path)
     if data.vocab_size is not None and data.vocab_size > config.model.vocab_size:
         wanted = config.model.vocab_size
         raise InputError(
@@ -199,7 +188,7 @@ def _refuse_other_source(config: RunConfig, path: Path, source: str, sha256: str
     # spelled in another way
     if Path(asked).exists() and Path(asked).resolve() == Path(source).resolve():
         return
-    remedy = "leave data.path out, or set it to a folder that does not exist yet"
+    remedy = _OTHER_FOLDER
     if asked == DataConfig.source:
         remedy = f"replace it with `headway data prepare --force --out {path}`"
     raise InputError(
@@ -208,40 +197,61 @@ def _refuse_other_source(config: RunConfig, path: Path, source: str, sha256: str
     )
 
 
+def _refuse_other_settings(config: RunConfig, path: Path, vocab_size: int, fraction: float) -> None:
+    """Settings of the preparation that are given now and were others then.
+
+    Defaults count only for a folder that is named after the corpus: another one may have been
+    prepared by hand, with settings that the configuration does not repeat.
+    """
+    data, every = config.data, is_derived(config)
+    for name, asked, known, default in (
+        ("vocab_size", data.vocab_size, vocab_size, DataConfig.vocab_size),
+        ("validation_fraction", data.validation_fraction, fraction, DataConfig.validation_fraction),
+    ):
+        is_vocab = name == "vocab_size"
+        if (is_vocab and data.tokenizer) or (asked == default and (is_vocab or not every)):
+            continue
+        if known != asked and not (is_vocab and known == asked_vocab(config)):
+            was = f"{known}" if known else "a given tokenizer"
+            raise InputError(
+                f"{path} was prepared with {name}={was}, but data.{name}={asked}",
+                remedy=f"{_again(config, path)}, or set data.path to a folder that does not exist "
+                "yet",
+            )
+
+
+def _refuse_changed_texts(config: RunConfig, path: Path) -> None:
+    from headway.dataloader import changed_texts
+
+    if found := changed_texts(path, config.data.source):
+        raise InputError(
+            f"the texts of {config.data.source} are not those that {path} was prepared from: "
+            f"{found}",
+            remedy=f"{_again(config, path)}, or leave data.source out to train on the old ones "
+            f"(data.path={path})",
+        )
+
+
+def _again(config: RunConfig, path: Path) -> str:
+    words = shlex.join(["headway", "data", "prepare", "--force", *_options(config, path)])
+    return f"prepare it again with `{words}`"
+
+
 def _refuse_other_tokenizer(config: RunConfig, path: Path, sha256: str) -> None:
     """Tokens of another vocabulary look valid and mean something else to the model."""
     given = config.data.tokenizer
     if not given:
         return
-    try:
-        found = hashlib.sha256(Path(given).read_bytes()).hexdigest()
-    except OSError as error:
-        raise InputError(
-            f"data.tokenizer={given!r} cannot be read: {error.strerror}",
-            remedy="give a tokenizer.json, or leave data.tokenizer out",
-        ) from error
-    if found != sha256:
+    if tokenizer_sha256(config.data) != sha256:
         raise InputError(
             f"{path} was prepared with another tokenizer than data.tokenizer={given!r}",
-            remedy="set data.path to a folder that does not exist yet",
+            remedy=_OTHER_FOLDER,
         )
 
 
 def _prepare(config: RunConfig, path: Path, report: Callable[[str], None]) -> None:
     report(f"preparing corpus {config.data.source} in {path}")
-    data = config.data
-    options: dict[str, object] = {
-        "--source": data.source,
-        "--vocab-size": min(
-            data.vocab_size, config.model.vocab_size
-        ),  # the model must know them all
-        "--validation-fraction": data.validation_fraction,
-        "--out": path,
-    }
-    if data.tokenizer:
-        options["--tokenizer"] = data.tokenizer
-    words = [str(word) for option in options.items() for word in option]
-    command = [sys.executable, "-m", "headway.dataloader", "prepare", *words]
+    command = [sys.executable, "-m", "headway.dataloader", "prepare", *_options(config, path)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
         lines = (done.stderr or done.stdout).strip().splitlines()
@@ -253,3 +263,19 @@ def _prepare(config: RunConfig, path: Path, report: Callable[[str], None]) -> No
         raise InputError(said, remedy="" if lines else "run `headway data prepare` by hand")
     for line in done.stdout.strip().splitlines()[-1:]:
         report(line)
+
+
+def _options(config: RunConfig, path: Path) -> list[str]:
+    """Of ``headway data prepare``."""
+    data = config.data
+    options: dict[str, object] = {
+        "--source": data.source,
+        "--vocab-size": asked_vocab(config),
+        "--validation-fraction": data.validation_fraction,
+        "--out": path,
+    }
+    if data.tokenizer:
+        options["--tokenizer"] = data.tokenizer
+    if data.end:
+        options["--end"] = data.end
+    return [str(word) for option in options.items() for word in option]
