@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import msgspec
 import pytest
 from headway.common.node.ring import RingHeldError
-from headway.common.node.testing import python_child, read_line, wait_until
+from headway.common.node.testing import child_environment, python_child, read_line, wait_until
 from headway.common.wire.client import Client
 from headway.common.wire.messages.dataloader import CloseStream, StreamClosed
 from headway.dataloader.client import DataClient
@@ -38,16 +40,79 @@ def plain(spec: StreamSpec) -> str:
     return msgspec.json.encode(spec).decode()
 
 
-def test_a_second_client_of_one_number_is_refused_and_disturbs_nobody(
+def test_a_second_client_of_one_number_of_several_is_refused_and_disturbs_nobody(
     daemon: Daemon, corpus: Path
 ) -> None:
-    spec = spec_of(corpus)
+    spec = msgspec.structs.replace(spec_of(corpus), job="mine")
     with python_child(READ, daemon.endpoint, plain(spec), 0) as child:
         assert read_line(child) == "read 3"
         with pytest.raises(RingHeldError, match=rf"is process {child.pid}; close the reader"):
             DataClient(daemon.endpoint, spec=spec)
-        assert daemon.files == ["ring-g0-d0-train.bin"]  # the first one's ring is still there
+        assert len(daemon.files) == 1  # the first one's ring is still there
         assert child.poll() is None
+
+
+def test_two_scripts_with_equal_settings_each_get_all_batches(daemon: Daemon, corpus: Path) -> None:
+    spec = spec_of(corpus)
+    with python_child(READ, daemon.endpoint, plain(spec), 0) as child:
+        assert read_line(child) == "read 3"
+        with DataClient(daemon.endpoint, spec=spec) as client:
+            assert rows(client, 9) == in_process(spec, 9)
+            assert len(daemon.files) == 2
+        newer = msgspec.structs.replace(spec, generation=7, start_sample=4)
+        with DataClient(daemon.endpoint, spec=newer) as client:  # a recovery of this job only
+            assert rows(client, 9) == in_process(newer, 9)
+            assert "ring-g0-d0-train.bin" in daemon.files
+        wait_until(lambda: daemon.files == ["ring-g0-d0-train.bin"], what="rings that were left")
+
+
+def test_the_ring_of_a_job_that_was_killed_is_removed(daemon: Daemon, corpus: Path) -> None:
+    spec = spec_of(corpus)
+    with DataClient(daemon.endpoint, spec=spec) as client:
+        with python_child(READ, daemon.endpoint, plain(spec), 0) as child:
+            assert read_line(child) == "read 3"
+            assert len(daemon.files) == 2
+            child.kill()
+        wait_until(lambda: daemon.files == ["ring-g0-d0-train.bin"], what="one ring")
+        assert rows(client, 5) == in_process(spec, 5)
+
+
+def test_named_jobs_have_rings_and_generations_of_their_own(daemon: Daemon, corpus: Path) -> None:
+    one = msgspec.structs.replace(spec_of(corpus), job="one", generation=3)
+    two = msgspec.structs.replace(spec_of(corpus), job="two/../" + "x" * 300)
+    with (
+        DataClient(daemon.endpoint, spec=one) as first,
+        DataClient(daemon.endpoint, spec=two) as second,
+    ):
+        assert rows(first, 5) == rows(second, 5) == in_process(spec_of(corpus), 5)
+    wait_until(lambda: daemon.files == [], what="no ring")
+
+
+@pytest.mark.parametrize("by_daemon", [False, True])
+def test_a_fork_with_the_client_of_its_parent_gets_an_error_and_no_sample(
+    by_daemon: bool, daemon: Daemon, corpus: Path
+) -> None:
+    code = f"""
+import os
+from headway.common.errors import InputError
+from headway.dataloader import DataClient, stream_spec
+spec = stream_spec({str(corpus)!r}, seq_len=16, micro_batch_size=2)
+client = DataClient({daemon.endpoint if by_daemon else None!r}, spec=spec)
+first = client.next().sample
+child = os.fork()
+if not child:
+    try:
+        for batch in client:
+            os._exit(9)
+    except InputError as error:
+        client.close()
+        os._exit(0 if "forked" in str(error) else 8)
+assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+assert (first, client.next().sample) == (0, 2)
+client.close()
+"""
+    done = subprocess.run([sys.executable, "-c", code], env=child_environment(), check=False)
+    assert done.returncode == 0
 
 
 def test_a_second_client_in_one_process_is_refused(daemon: Daemon, corpus: Path) -> None:

@@ -3,12 +3,14 @@ in process; bit-equal."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
+from headway.common.errors import InputError
 from headway.common.node.ring import RingAbortedError
 from headway.dataloader.blocks import ChangedDataError as ChangedDataError
 from headway.dataloader.config import StreamSpec
@@ -95,6 +97,7 @@ class DataClient:
         self._slot = self._source.first_slot
         self._end = num_slots(spec)
         self._is_closed = False
+        self._pid = os.getpid()
 
     @property
     def fingerprint(self) -> str:
@@ -120,7 +123,9 @@ class DataClient:
             CorruptError: damaged data; names file and position.
             ReadError: the disk or the network failed (without a daemon); a later call may succeed.
             EndOfOrderError: the stream has ended; every later call raises it too.
+            InputError: this is a fork of the process that opened the client.
         """
+        self._refuse_fork()
         self._source.give_back()
         if self._has_ended:
             raise self._end_error()
@@ -143,10 +148,20 @@ class DataClient:
 
     def __next__(self) -> Batch:
         """Like ``next``; the end of a stream with ``num_samples`` ends the loop."""
+        self._refuse_fork()
         if self._has_ended:
             self._source.give_back()
             raise StopIteration
         return self.next()
+
+    def _refuse_fork(self) -> None:
+        """Two processes with one client would both get the same samples."""
+        if os.getpid() != self._pid:
+            raise InputError(
+                f"process {os.getpid()} uses the data client of process {self._pid}, from which it "
+                "was forked: both would read the same samples",
+                remedy="open a client in each process, with a dp_rank of its own",
+            )
 
     @property
     def _has_ended(self) -> bool:
@@ -166,7 +181,8 @@ class DataClient:
         removed. May be repeated."""
         if not self._is_closed:
             self._is_closed = True
-            self._source.close()
+            if os.getpid() == self._pid:  # a fork holds nothing
+                self._source.close()
 
     def __enter__(self) -> DataClient:
         return self

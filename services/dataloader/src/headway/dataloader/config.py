@@ -88,11 +88,13 @@ def stream_spec(
     ring_slots: int = 16,
     num_readers: int = 1,
     fingerprint: str = "",
+    job: str = "",
 ) -> StreamSpec:
     """A ``StreamSpec`` with an absolute path and the local number of micro-batches.
 
     ``global_batch_size`` defaults to one micro-batch per dp rank. If its micro-batches are not
-    divisible by ``dp_size``, the lower dp ranks have one more.
+    divisible by ``dp_size``, the lower dp ranks have one more. ``job`` names the job where several
+    use one daemon.
 
     Raises:
         ConfigError: the sizes are inconsistent; see ``stream.check``.
@@ -115,6 +117,7 @@ def stream_spec(
         ring_slots=ring_slots,
         num_readers=num_readers,
         fingerprint=fingerprint,
+        job=job,
     )
 
 

@@ -32,6 +32,8 @@ class Stream:
         self.writer = writer
         self.is_closed = False
         self._is_unlinked = False
+        self.asked_by = ""
+        """The process that opened it, in this daemon's life."""
         self._shared = shared
         self._end = num_slots(spec)
         self._lock = threading.Lock()
@@ -43,6 +45,15 @@ class Stream:
         """An error of a predecessor remains until a slot is filled."""
         self.retry_at_s = 0.0
         self._seen = self._status()
+
+    @property
+    def owner(self) -> str:
+        """The process that reads the stream, or has asked for it, as ``p<pid>-<start ticks>``; ""
+        if that is unknown or several do."""
+        if self.writer.num_readers > 1 or self.is_closed:
+            return ""
+        holder = self.writer.reader_process(0)
+        return f"p{holder.pid}-{holder.start_ticks}" if holder.pid else self.asked_by
 
     def fill(self, max_slots: int) -> int:
         """Fill all free slots; returns how many. Never raises for bad data."""

@@ -12,6 +12,7 @@ from weakref import WeakValueDictionary
 import numpy as np
 import numpy.typing as npt
 from headway.common.errors import CorruptError, InputError
+from headway.dataloader.built_orders import BuildOrder, in_process
 from headway.dataloader.formats import TokenFile, bin_path
 from headway.dataloader.order import SampleOrder, samples_per_epoch
 
@@ -43,8 +44,10 @@ class Packer:
         seed: int,
         num_samples: int = 0,
         vocab_size: int | None = None,
+        build: BuildOrder = in_process,
     ) -> None:
-        """``vocab_size``: higher ids count as damage; None allows all of int32.
+        """``vocab_size``: higher ids count as damage; None allows all of int32. ``build`` makes the
+        order of an epoch.
 
         Raises:
             InputError: there are no tokens; or, for an endless order, not enough for one sample.
@@ -54,6 +57,7 @@ class Packer:
         self.seq_len = seq_len
         self.samples_per_epoch = samples_per_epoch(tokens.num_tokens, seq_len)
         self._seed = seed
+        self._build = build
         self._num_samples = num_samples
         self._limit = min(vocab_size or _MAX_IDS, _MAX_IDS)
         self._may_be_large = np.iinfo(tokens.dtype).max >= self._limit
@@ -113,8 +117,8 @@ class Packer:
     def _order(self, epoch: int) -> SampleOrder:
         known = self._orders.get(epoch)
         if known is None:
-            known = SampleOrder(
-                self.tokens.lengths,
+            known = self._build(
+                self.tokens,
                 seq_len=self.seq_len,
                 seed=(self._seed + epoch) % 2**32,
                 num_samples=self._num_samples or self.samples_per_epoch,
@@ -122,6 +126,11 @@ class Packer:
             self._orders[epoch] = known
             self._recent.append(known)
         return known
+
+    @property
+    def orders(self) -> list[str]:
+        """Names of the kept orders that are in use."""
+        return [order.name for order in self._orders.values() if order.name]
 
     def _bad_token(self, order: SampleOrder, index: int) -> CorruptError:
         for sequence, start, stop in order.pieces(index):

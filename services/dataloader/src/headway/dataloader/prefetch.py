@@ -14,10 +14,13 @@ from pathlib import Path
 
 import msgspec
 import structlog
+import xxhash
 from headway.common.errors import CorruptError, HeadwayError, InputError
 from headway.common.node.ring import RingWriter
 from headway.dataloader.config import StreamSpec
 from headway.dataloader.filled_stream import Stream
+from headway.dataloader.jobs import is_living
+from headway.dataloader.pack import Packer
 from headway.dataloader.shared import SharedPackers
 from headway.dataloader.stream import SLOT_FORMAT, check, refuse_changed, slot_bytes
 from headway.dataloader.trouble import error_path
@@ -31,8 +34,9 @@ _log = structlog.get_logger(__name__)
 
 
 def ring_path(shm_dir: Path, spec: StreamSpec) -> Path:
-    """One ring per (generation, dp rank, split)."""
-    return shm_dir / f"ring-g{spec.generation}-d{spec.dp_rank}-{spec.split}.bin"
+    """One ring per (job, generation, dp rank, split); a job may be any text."""
+    job = f"{xxhash.xxh3_64_hexdigest(spec.job.encode())}-" if spec.job else ""
+    return shm_dir / f"ring-{job}g{spec.generation}-d{spec.dp_rank}-{spec.split}.bin"
 
 
 class Prefetcher:
@@ -52,7 +56,7 @@ class Prefetcher:
             Stream, ...
         ] = ()  # replaced whole: the filling thread reads it without a lock
         self._refused: set[Path] = set()
-        self._shared = SharedPackers()
+        self._shared = SharedPackers(shm_dir)
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="fill", daemon=True)
 
@@ -76,9 +80,18 @@ class Prefetcher:
         for stream in self._streams:
             stream.close(unlink=unlink)
         self._streams = ()
+        if unlink:
+            self._shared.close()
 
-    def open(self, spec: StreamSpec) -> Stream:
+    def packer(self, spec: StreamSpec) -> Packer:
+        """What ``open`` needs and may take long: the opened data of ``spec``. From any thread."""
+        check(spec)
+        return self._shared.packer(spec)
+
+    def open(self, spec: StreamSpec, packer: Packer | None = None) -> Stream:
         """The stream of ``spec``, created if it is new; rings of older generations are removed.
+
+        ``packer``: its opened data; without it they are opened here, unless the ring is known.
 
         Raises:
             InputError: ``spec`` is inconsistent, or contradicts its ring or a newer generation;
@@ -87,19 +100,23 @@ class Prefetcher:
         """
         check(spec)
         self.adopt()
-        newest = max((stream.spec.generation for stream in self._streams), default=0)
+        newest = self._newest(spec.job)
         if spec.generation < newest:
             raise InputError(
                 f"generation {spec.generation} is over, {newest} is open",
                 remedy="join the newest generation",
             )
-        known = self._find(spec.generation, spec.dp_rank, spec.split)
+        known = self._find(spec.job, spec.generation, spec.dp_rank, spec.split)
         if known is not None:
             _refuse_other(spec, known.spec)
             return known
-        packer = self._shared.packer(spec)
+        packer = packer or self._shared.packer(spec)
         spec = _marked(spec, packer.tokens.fingerprint())
-        self._drop(stream for stream in self._streams if stream.spec.generation < spec.generation)
+        self._drop(
+            stream
+            for stream in self._streams
+            if stream.spec.job == spec.job and stream.spec.generation < spec.generation
+        )
         path = ring_path(self.shm_dir, spec)
         if path in self._refused:
             path.unlink(missing_ok=True)
@@ -122,9 +139,17 @@ class Prefetcher:
         self._streams = (*self._streams, stream)
         return stream
 
-    def close(self, generation: int, dp_rank: int, split: str, *, if_left: bool = False) -> bool:
+    def is_open(self, spec: StreamSpec) -> bool:
+        """Whether ``open`` finds the ring of ``spec``, or refuses it, without opening data."""
+        self.adopt()
+        known = self._find(spec.job, spec.generation, spec.dp_rank, spec.split)
+        return spec.generation < self._newest(spec.job) or known is not None
+
+    def close(
+        self, generation: int, dp_rank: int, split: str, *, job: str = "", if_left: bool = False
+    ) -> bool:
         """Remove a ring, with ``if_left`` only if all readers have left; False if there is none."""
-        stream = self._find(generation, dp_rank, split)
+        stream = self._find(job, generation, dp_rank, split)
         if stream is None or (if_left and not stream.writer.unlink_if_left()):
             return False
         self._drop([stream])
@@ -135,7 +160,11 @@ class Prefetcher:
 
         Rings that all readers have left are removed. May be called repeatedly.
         """
-        self._drop(stream for stream in self._streams if stream.writer.unlink_if_left())
+        self._drop(
+            stream
+            for stream in self._streams
+            if stream.writer.unlink_if_left() or not is_living(stream.spec.job)
+        )
         known = {stream.writer.path for stream in self._streams} | self._refused
         found = 0
         for path in sorted(set(self.shm_dir.glob("ring-*.bin")) - known):
@@ -184,10 +213,16 @@ class Prefetcher:
         self.num_tokens += filled * stream.spec.micro_batch_size * stream.spec.seq_len
         return filled
 
-    def _find(self, generation: int, dp_rank: int, split: str) -> Stream | None:
-        wanted = (generation, dp_rank, split)
+    def _newest(self, job: str) -> int:
+        """The newest generation of a job."""
+        mine = (stream.spec for stream in self._streams if stream.spec.job == job)
+        return max((spec.generation for spec in mine), default=0)
+
+    def _find(self, job: str, generation: int, dp_rank: int, split: str) -> Stream | None:
+        wanted = (job, generation, dp_rank, split)
         for stream in self._streams:
-            if (stream.spec.generation, stream.spec.dp_rank, stream.spec.split) == wanted:
+            spec = stream.spec
+            if (spec.job, spec.generation, spec.dp_rank, spec.split) == wanted:
                 return stream
         return None
 

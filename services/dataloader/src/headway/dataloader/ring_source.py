@@ -14,11 +14,14 @@ from headway.common.wire.client import CallAbortedError, Client
 from headway.common.wire.message import Message
 from headway.common.wire.messages.dataloader import (
     CloseStream,
+    DataStatus,
+    GetDataStatus,
     OpenStream,
     StreamClosed,
     StreamOpened,
 )
 from headway.dataloader.config import StreamSpec
+from headway.dataloader.jobs import process_name
 from headway.dataloader.stream import SLOT_FORMAT, slot_bytes, slot_sample
 from headway.dataloader.trouble import Trouble, local_error, printable, read_trouble
 
@@ -27,6 +30,7 @@ _PAUSE_S = 0.1
 _RETRY_S = 1.0
 _SILENT_S = 3.0  # then a wait for the daemon is reported
 _GOODBYE_S = 0.2
+_STATUS_S = 0.5
 _LOOK_S = 0.05  # between two checks for errors while waiting
 
 Abort = Callable[[], bool]
@@ -120,8 +124,9 @@ class RingSource:
 
     def _open(self, reader: int) -> RingReader:
         while True:
-            opened = self._call(OpenStream(spec=self._spec), StreamOpened)
-            self.fingerprint = opened.fingerprint
+            asked = OpenStream(spec=self._spec, process=process_name(self._spec))
+            opened = self._call(asked, StreamOpened)
+            self.fingerprint, self._job = opened.fingerprint, opened.job
             try:
                 ring = RingReader(Path(opened.path), reader)
             except FileNotFoundError as error:
@@ -143,7 +148,11 @@ class RingSource:
     def _close_message(self, *, if_left: bool) -> CloseStream:
         spec = self._spec
         return CloseStream(
-            generation=spec.generation, dp_rank=spec.dp_rank, split=spec.split, if_left=if_left
+            generation=spec.generation,
+            dp_rank=spec.dp_rank,
+            split=spec.split,
+            if_left=if_left,
+            job=self._job,
         )
 
     def _call(self, message: Message, reply: type[T]) -> T:
@@ -173,6 +182,12 @@ class RingSource:
             except CallAbortedError as error:
                 raise self._aborted() from error
             except DeadlineError as error:
+                if (waited_s := self._opening_s()) is not None:
+                    raise DeadlineError(
+                        f"the dataloader has been opening the index of {self._spec.path} for "
+                        f"{waited_s:.0f} s and is not ready after {self._timeout_s:g} s",
+                        remedy="raise timeout_s (data.wait_timeout_s), or check the disk",
+                    ) from error
                 raise DeadlineError(
                     f"no dataloader answers at {self._endpoint} in {self._timeout_s:g} s",
                     remedy="start it, or check its log",
@@ -182,6 +197,11 @@ class RingSource:
         """It may be starting; it may also be the wrong address."""
         from headway.common.log import get_logger
 
+        if (waited_s := self._opening_s()) is not None:
+            get_logger("dataloader").info(
+                f"opening the index ({waited_s:.0f} s)", path=self._spec.path
+            )
+            return
         address = self._endpoint.removeprefix("ipc://")
         is_file = address == self._endpoint or Path(address).exists()
         get_logger("dataloader").warning(
@@ -192,6 +212,15 @@ class RingSource:
             waits_s=round(self._deadline_s - time.monotonic()),
             remedy="start it, or check its log",
         )
+
+    def _opening_s(self) -> float | None:
+        """For how long the daemon has been opening the data; None if it is not, or is silent."""
+        try:
+            with Client(self._endpoint) as client:
+                status = client.call(GetDataStatus(), DataStatus, _STATUS_S, 0, self._abort)
+        except HeadwayError:
+            return None
+        return status.opening.get(self._spec.path)
 
     def _pause(self, duration_s: float) -> None:
         until_s = time.monotonic() + duration_s

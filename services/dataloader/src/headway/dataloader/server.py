@@ -6,7 +6,8 @@ import contextlib
 from collections.abc import Callable
 from pathlib import Path
 
-from headway.common.errors import InputError
+import msgspec
+from headway.common.errors import HeadwayError, InputError
 from headway.common.node.run_dir import private_folder, shm_root
 from headway.common.wire.message import Message
 from headway.common.wire.messages.dataloader import (
@@ -19,34 +20,59 @@ from headway.common.wire.messages.dataloader import (
 )
 from headway.common.wire.messages.service import State
 from headway.common.wire.metrics import Metric, Metrics
-from headway.common.wire.server import Handler, Server
+from headway.common.wire.server import Handler, Later, Server
 from headway.common.wire.service import Beat, Service
+from headway.dataloader.config import StreamSpec
+from headway.dataloader.filled_stream import Stream
+from headway.dataloader.jobs import job_for
+from headway.dataloader.opener import Opener
 from headway.dataloader.prefetch import Prefetcher
+from headway.dataloader.stream import check
 from headway.dataloader.trouble import printable
 
 _ADOPT_PERIOD_S = 0.5  # a predecessor may still be ending when its successor starts
 
 
+_OPENED_PERIOD_S = 0.01
+
+
 class Dataloader:
-    """Stateless handlers over a ``Prefetcher``."""
+    """Handlers over a ``Prefetcher``; ``finish_opening`` is to be called often."""
 
     def __init__(self, prefetcher: Prefetcher) -> None:
         self.prefetcher = prefetcher
+        self._opener = Opener(prefetcher)
 
     def handlers(self) -> dict[type[Message], Handler]:
         """Message type -> handler, for ``Server``."""
         return {OpenStream: self.open, CloseStream: self.close, GetDataStatus: self.status}
 
-    def open(self, message: OpenStream, _peer: bytes) -> StreamOpened:
+    def open(self, message: OpenStream, _peer: bytes) -> StreamOpened | Later:
         """Raises what ``Prefetcher.open`` raises; it becomes the error reply."""
-        stream = self.prefetcher.open(message.spec)
-        return StreamOpened(path=str(stream.writer.path), fingerprint=stream.spec.fingerprint)
+        check(message.spec)
+        job = job_for(message.spec, message.process, self.prefetcher.streams)
+        spec: StreamSpec = msgspec.structs.replace(message.spec, job=job)  # type: ignore[type-var]
+        if self.prefetcher.is_open(spec):
+            return _opened(self.prefetcher.open(spec))
+        return self._opener.begin(spec, message.process)
+
+    def finish_opening(self) -> None:
+        """Answer the requests whose data are open by now."""
+        self._opener.finish(
+            lambda later, stream: later.answer(
+                stream if isinstance(stream, HeadwayError) else _opened(stream)
+            )
+        )
 
     def close(self, message: CloseStream, _peer: bytes) -> StreamClosed:
         """Remove one ring."""
         return StreamClosed(
             was_open=self.prefetcher.close(
-                message.generation, message.dp_rank, message.split, if_left=message.if_left
+                message.generation,
+                message.dp_rank,
+                message.split,
+                job=message.job,
+                if_left=message.if_left,
             )
         )
 
@@ -58,6 +84,7 @@ class Dataloader:
             num_batches=self.prefetcher.num_batches,
             num_tokens=self.prefetcher.num_tokens,
             adopted=self.prefetcher.num_adopted,
+            opening=self._opener.waits(),
         )
 
     def facts(self) -> State:
@@ -67,6 +94,11 @@ class Dataloader:
             "streams": len(self.prefetcher.streams),
             "batches": self.prefetcher.num_batches,
         }
+
+
+def _opened(stream: Stream) -> StreamOpened:
+    spec = stream.spec
+    return StreamOpened(path=str(stream.writer.path), fingerprint=spec.fingerprint, job=spec.job)
 
 
 def metrics(prefetcher: Prefetcher) -> Metrics:
@@ -130,6 +162,7 @@ def serve(
     if executor is not None and metrics_port is not None:
         service.serve_metrics(metrics_port)
     service.every(_ADOPT_PERIOD_S, prefetcher.adopt)
+    service.every(_OPENED_PERIOD_S, loader.finish_opening)
     prefetcher.adopt()
     prefetcher.start()
     keep = executor is not None if keep_rings is None else keep_rings

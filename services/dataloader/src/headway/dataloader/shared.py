@@ -7,11 +7,15 @@ from pathlib import Path
 from weakref import WeakValueDictionary
 
 from headway.dataloader.blocks import reading
+from headway.dataloader.built_orders import BuiltOrders
 from headway.dataloader.config import StreamSpec
 from headway.dataloader.dataset import Dataset
 from headway.dataloader.formats import TokenFile
+from headway.dataloader.order import SampleOrder
 from headway.dataloader.pack import Packer
 from headway.dataloader.stream import make_packer, refuse_changed
+
+_SPARE_ORDERS = 4  # of streams that are not open yet after a restart
 
 
 class SharedPackers:
@@ -20,8 +24,10 @@ class SharedPackers:
     A request for data that are just being opened waits instead of opening them again.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, folder: Path) -> None:
+        """Large orders are kept in ``folder``."""
         self._lock = threading.Lock()
+        self._built = BuiltOrders(folder)
         self._packers: WeakValueDictionary[tuple[object, ...], Packer] = WeakValueDictionary()
 
     def packer(self, spec: StreamSpec) -> Packer:
@@ -41,9 +47,25 @@ class SharedPackers:
             )  # fmt: skip
             packer = self._packers.get(key)
             if packer is None:
-                packer = self._packers[key] = make_packer(spec, tokens, data.vocab_size)
+                packer = self._packers[key] = make_packer(
+                    spec, tokens, data.vocab_size, self._order
+                )
             packer.tokens = tokens  # equal content, if they were reopened
             return packer
+
+    def close(self) -> None:
+        """Remove the files of all orders: no successor is expected."""
+        self._built.sweep(())
+
+    def _order(
+        self, tokens: TokenFile, *, seq_len: int, seed: int, num_samples: int
+    ) -> SampleOrder:
+        order = self._built.build(tokens, seq_len=seq_len, seed=seed, num_samples=num_samples)
+        if order.name:
+            packers = list(self._packers.values())
+            used = [name for packer in packers for name in packer.orders]
+            self._built.sweep([*used, order.name], _SPARE_ORDERS)
+        return order
 
     def _open_already(self, data: Dataset, spec: StreamSpec) -> TokenFile | None:
         prefix = data.prefix(spec.split)

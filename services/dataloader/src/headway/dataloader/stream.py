@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 from headway.common.errors import ConfigError, InputError
 from headway.dataloader.blocks import ChangedDataError, reading
+from headway.dataloader.built_orders import BuildOrder, in_process
 from headway.dataloader.config import SPLITS, StreamSpec, num_local_micro_batches
 from headway.dataloader.dataset import Dataset
 from headway.dataloader.formats import TokenFile
@@ -182,7 +183,12 @@ def refuse_changed(spec: StreamSpec, found: str) -> None:
         )
 
 
-def make_packer(spec: StreamSpec, tokens: TokenFile, vocab_size: int | None) -> Packer:
+def make_packer(
+    spec: StreamSpec,
+    tokens: TokenFile,
+    vocab_size: int | None,
+    build: BuildOrder = in_process,
+) -> Packer:
     """The packer of ``spec``; raises InputError if the split is shorter than one sample."""
     return Packer(
         tokens,
@@ -190,4 +196,5 @@ def make_packer(spec: StreamSpec, tokens: TokenFile, vocab_size: int | None) -> 
         seed=spec.seed,
         num_samples=spec.num_samples,
         vocab_size=vocab_size,
+        build=build,
     )

@@ -210,9 +210,7 @@ class RingReader(RingFile):
     @property
     def holder(self) -> ProcessId:
         """The process that reads under this number, or read last; pid 0 after a close."""
-        return ProcessId(
-            self._words[self._line + at.READER_PID], self._words[self._line + at.READER_START]
-        )
+        return self.reader_process(self.reader)
 
     def leave(self) -> bool:
         """Release the place; returns whether this was the last of all readers.

@@ -97,6 +97,11 @@ class RingFile:
         """The process that writes, or wrote last; pid 0 after a clean close."""
         return ProcessId(self._words[PID], self._words[START])
 
+    def reader_process(self, reader: int) -> ProcessId:
+        """The process that reads under this number, or read last; pid 0 after a close."""
+        line = reader_line(reader)
+        return ProcessId(self._words[line + READER_PID], self._words[line + READER_START])
+
     def all_left(self) -> bool:
         """Whether every reader has opened the ring and closed it again."""
         return all(self._words[reader_line(k) + LEFT] for k in range(self.num_readers))

@@ -3,6 +3,7 @@ Batches travel in rings."""
 
 from __future__ import annotations
 
+import msgspec
 from headway.common.wire.about import RETRIED, About, PartOf
 from headway.common.wire.message import Message
 
@@ -47,6 +48,8 @@ class StreamSpec(Message, tag="dataloader.stream_spec/1"):
     fingerprint: str = ""
     """Fingerprint of the token file. If given, other data are refused; the daemon
     adds it to the spec."""
+    job: str = ""
+    """Streams of different jobs do not meet: neither their rings nor their generations."""
 
 
 class OpenStream(Message, tag="dataloader.open_stream/1"):
@@ -62,6 +65,9 @@ class OpenStream(Message, tag="dataloader.open_stream/1"):
     )
 
     spec: StreamSpec
+    process: str = ""
+    """``p<pid>-<start ticks>`` of the only reader of a stream without a job. If another living
+    process reads the stream of that place, this is the job."""
 
 
 class StreamOpened(Message, tag="dataloader.stream_opened/1"):
@@ -79,6 +85,8 @@ class StreamOpened(Message, tag="dataloader.stream_opened/1"):
     path: str
     """The ring's file."""
     fingerprint: str
+    job: str = ""
+    """Of the ring; to be repeated in ``CloseStream``."""
 
 
 class CloseStream(Message, tag="dataloader.close_stream/1"):
@@ -98,6 +106,7 @@ class CloseStream(Message, tag="dataloader.close_stream/1"):
     split: str
     if_left: bool = False
     """Close only if every reader has opened the ring and left it; a ring made since then stays."""
+    job: str = ""
 
 
 class StreamClosed(Message, tag="dataloader.stream_closed/1"):
@@ -164,3 +173,5 @@ class DataStatus(Message, tag="dataloader.data_status/1"):
     num_tokens: int
     adopted: int
     """Rings taken over from an earlier process."""
+    opening: dict[str, float] = msgspec.field(default_factory=dict)
+    """Path of the data that are being opened for a stream -> for how many seconds."""
