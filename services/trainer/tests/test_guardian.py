@@ -66,6 +66,19 @@ def test_a_service_that_is_slow_to_die_is_logged_once_and_counted_once() -> None
     assert (gone.fields["name"], gone.fields["restarts"]) == ("dataloader", 1)
 
 
+def test_a_service_that_is_restarted_in_a_loop_is_in_trouble_while_it_runs() -> None:
+    node = up()
+    for _ in range(3):
+        process = node.guardian.services.process("dataloader")
+        assert process is not None
+        node.processes[process].state = "Z"
+        node.run(7.0)
+        assert node.guardian.services.is_serving("dataloader")
+    assert node.guardian.trouble() == "dataloader is restarted again and again: died"
+    node.run(START_S)
+    assert node.is_whole
+
+
 def test_the_executors_own_stall_is_not_held_against_services() -> None:
     node = up()
     for _ in range(5):

@@ -17,6 +17,7 @@ from headway.trainer.control.node.node_events import Action, Kill, Log, StartSer
 
 FIRST_PAUSE_S = 0.05
 LONGEST_PAUSE_S = 5.0
+FAILURES_OF_A_LOOP = 3  # in a row: then the service is in trouble also while it runs
 HEALTHY_AFTER_S = 10.0  # a service that ran for so long starts over with the first pause
 LEAVE_LIMIT_S = 2.0  # between SIGTERM and SIGKILL of a service that another node runs now
 KILL_AGAIN_S = 1.0
@@ -211,8 +212,12 @@ class Services:
 
     def trouble(self) -> list[str]:
         """Sentences about services that do not run as they should; stable while nothing changes."""
-        return [
-            f"{service.name} does not run: {service.why}"
-            for service in self.kept.values()
-            if service.status in ("down", "ending") and service.why
-        ]
+        found = []
+        for service in self.kept.values():
+            if not service.why:
+                continue
+            if service.status in ("down", "ending"):
+                found.append(f"{service.name} does not run: {service.why}")
+            elif service.backoff.failures >= FAILURES_OF_A_LOOP:
+                found.append(f"{service.name} is restarted again and again: {service.why}")
+        return found

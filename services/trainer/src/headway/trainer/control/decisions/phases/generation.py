@@ -95,7 +95,11 @@ class Joining(Phase):
         if core.members.num_paused:
             return "the run is paused"
         late = _without(core, ("running", "finished"))
-        return f"waiting for the first step of {ranks([r for r, _ in late])} for {seconds(core)}"
+        who = [rank for rank, _ in late]
+        numbers = sorted({core.fleet.rank_nodes[rank] for rank in who})
+        troubles = ((number, core.fleet.nodes[number].trouble) for number in numbers)
+        because = "".join(f"; node {number}: {text}" for number, text in troubles if text)
+        return f"waiting for the first step of {ranks(who)} for {seconds(core)}{because}"
 
 
 class Running(Phase):
