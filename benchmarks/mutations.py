@@ -90,9 +90,8 @@ MUTATIONS = (
     Mutation(
         "leak-a-ring",
         f"{LOADER}/prefetch.py",
-        "        self._drop(stream for stream in self._streams if stream.spec.generation < "
-        "spec.generation)\n",
-        "",
+        "if stream.spec.job == spec.job and stream.spec.generation < spec.generation\n",
+        "if False\n",
         "services/dataloader/tests/test_daemon.py::test_a_newer_generation_removes_the_rings_of_older_ones",
     ),
     Mutation(
