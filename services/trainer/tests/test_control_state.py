@@ -212,7 +212,7 @@ def test_a_wait_for_the_first_step_names_what_is_wrong_on_the_node_of_the_rank()
     hand.read()
     hand.begin(hand.send(DurableFound(None)))
     hand.join(0, status="restored")
-    hand.trouble[0] = "dataloader is restarted again and again: it sent no beat for 5 s"
+    hand.trouble[0] = "dataloader is restarted repeatedly: it sent no beat for 5 s"
     hand.beat(0)
     assert hand.state.why().endswith(f"; node 0: {hand.trouble[0]}")
     hand.trouble[0] = ""

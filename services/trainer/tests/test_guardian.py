@@ -74,7 +74,7 @@ def test_a_service_that_is_restarted_in_a_loop_is_in_trouble_while_it_runs() -> 
         node.processes[process].state = "Z"
         node.run(7.0)
         assert node.guardian.services.is_serving("dataloader")
-    assert node.guardian.trouble() == "dataloader is restarted again and again: died"
+    assert node.guardian.trouble() == "dataloader is restarted repeatedly: died"
     node.run(START_S)
     assert node.is_whole
 

@@ -18,7 +18,6 @@ from typing import Protocol
 import numpy as np
 import xxhash
 from headway.common.errors import CorruptError, HeadwayError, InputError
-from headway.common.node.failpoints import failpoint
 from headway.dataloader.formats import TokenFile
 from headway.dataloader.index import HEAD, idx_path
 from headway.dataloader.order import SampleOrder, order_size
@@ -108,7 +107,6 @@ def main(words: list[str]) -> int:
     """Build one order: IDX FOLDER DIGEST SEQUENCES SEQ_LEN SEED SAMPLES."""
     idx, folder, digest = Path(words[0]), Path(words[1]), words[2]
     num_sequences, seq_len, seed, num_samples = map(int, words[3:])
-    failpoint("data.build_order")
     lengths = np.fromfile(idx, "<i4", num_sequences, offset=HEAD.size)
     if xxhash.xxh3_64_hexdigest(lengths.data) != digest:
         raise CorruptError(f"{idx} has changed since it was opened", remedy="open it again")

@@ -66,7 +66,7 @@ def prepare(
         typer.Option(
             metavar="TOKEN",
             help="Token of --tokenizer that ends a document; by default the eos_token of the "
-            "tokenizer_config.json beside it.",
+            "tokenizer_config.json next to it.",
         ),
     ] = "",
     validation_fraction: Annotated[

@@ -33,7 +33,7 @@ class DataConfig:
 
     end: str = ""
     """Token of ``tokenizer`` that ends a document; "" takes the ``eos_token`` of the
-    ``tokenizer_config.json`` beside it, else the only one of the usual names."""
+    ``tokenizer_config.json`` next to it, else the only one of the usual names."""
 
     validation_fraction: float = 0.05
     """Share of the documents kept for validation, by a hash of their path, 0..1 exclusive."""

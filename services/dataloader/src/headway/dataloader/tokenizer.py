@@ -81,7 +81,7 @@ class Tokenizer:
         """Read a ``tokenizer.json``.
 
         Documents end with token ``end`` or number ``end_id``, else with the ``eos_token`` of the
-        files of ``transformers`` beside it, else with the only one of ``ENDS``.
+        files of ``transformers`` next to it, else with the only one of ``ENDS``.
 
         Raises:
             InputError: no such file, or no token to end documents with, or several.
@@ -178,7 +178,7 @@ def _only_end(fast: _Fast, path: Path) -> str:
     if found:
         raise InputError(
             f"{path} has several tokens that may end a document: {', '.join(found)}",
-            remedy=f"choose one with --end (data.end), or put its {_CONFIGS[0]} beside it",
+            remedy=f"choose one with --end (data.end), or put its {_CONFIGS[0]} next to it",
         )
     raise InputError(
         f"the tokenizer has no token {' or '.join(ENDS)}",

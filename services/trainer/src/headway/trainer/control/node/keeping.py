@@ -219,5 +219,5 @@ class Services:
             if service.status in ("down", "ending"):
                 found.append(f"{service.name} does not run: {service.why}")
             elif service.backoff.failures >= FAILURES_OF_A_LOOP:
-                found.append(f"{service.name} is restarted again and again: {service.why}")
+                found.append(f"{service.name} is restarted repeatedly: {service.why}")
         return found

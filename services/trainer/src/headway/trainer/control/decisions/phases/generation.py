@@ -95,11 +95,11 @@ class Joining(Phase):
         if core.members.num_paused:
             return "the run is paused"
         late = _without(core, ("running", "finished"))
-        who = [rank for rank, _ in late]
-        numbers = sorted({core.fleet.rank_nodes[rank] for rank in who})
+        waiting = [rank for rank, _ in late]
+        numbers = sorted({core.fleet.rank_nodes[rank] for rank in waiting})
         troubles = ((number, core.fleet.nodes[number].trouble) for number in numbers)
         because = "".join(f"; node {number}: {text}" for number, text in troubles if text)
-        return f"waiting for the first step of {ranks(who)} for {seconds(core)}{because}"
+        return f"waiting for the first step of {ranks(waiting)} for {seconds(core)}{because}"
 
 
 class Running(Phase):
