@@ -1,7 +1,7 @@
 """Keeps two jobs apart that use one daemon without having said so.
 
-A stream without a job belongs to whoever reads it first. Another process that asks for the same
-place while the first one lives gets a job of its own, named after the process; that is how two
+A stream without a job belongs to the process that reads it first. Another process that asks for the
+same place while the first one lives gets a job of its own, named after the process; that is how two
 scripts with equal settings each get all of their batches.
 """
 

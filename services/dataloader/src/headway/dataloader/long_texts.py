@@ -2,7 +2,7 @@
 
 A tokenizer needs some 200 bytes of memory for each byte of a text. GPT-2's pattern and those after
 it never join a letter or digit with the white space behind it, so a cut there changes nothing; a
-vocabulary in which a space is a prefix of its word needs that space taken away. Which of the two
+vocabulary in which a space begins the word after it needs that space taken away. Which of the two
 applies, if any, is tried out on the beginning of each long text.
 """
 

@@ -145,7 +145,7 @@ def _asked(config: DataConfig) -> int:
 def _trained(parts: Splits, vocab_size: int, report: Say) -> Tokenizer:
     """A vocabulary of the training split; of more text than ``TRAINED_CHARS``, of every n-th piece.
 
-    Each piece keeps its words whole, so the vocabulary is that of the uncut texts.
+    No word is cut, so the vocabulary is that of the uncut texts.
     """
     every = -(-parts.num_chars // TRAINED_CHARS)
     share = "" if every == 1 else f", on a share of 1/{every} of the text"
