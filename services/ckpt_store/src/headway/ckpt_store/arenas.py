@@ -8,6 +8,8 @@ from typing import TypeAlias
 
 import structlog
 from headway.ckpt_store.flush import Snapshot, parse_layout
+from headway.ckpt_store.newest import Holding
+from headway.ckpt_store.retention import Key
 from headway.ckpt_store.state import Slot
 from headway.common.errors import CorruptError
 from headway.common.node.arena import Arena, SlotInfo
@@ -29,20 +31,39 @@ class Arenas:
         self._gone: list[Arena] = []
         self._slots: dict[Slot, tuple[Arena, SlotInfo]] = {}
 
-    def look(self, *, keep_mapped: bool) -> tuple[frozenset[int], tuple[Slot, ...]]:
-        """(ranks, wanted snapshots). While ``keep_mapped`` nothing is unmapped: the disk
+    def look(self, *, keep_mapped: bool) -> frozenset[int]:
+        """Follow the files; returns the ranks. While ``keep_mapped`` nothing is unmapped: the disk
         thread may be reading."""
         self._follow_files()
         if not keep_mapped:
             for arena in self._gone:
                 arena.close()
             self._gone.clear()
+        return frozenset(arena.rank for _, arena in self._open.values())
+
+    def slots(self, also: Key | None = None) -> tuple[Slot, ...]:
+        """The snapshots to flush: those that ranks want, and with ``also`` those of that step and
+        generation."""
         self._slots = {
             Slot(info.step, info.generation, arena.rank, info.seal): (arena, info)
             for path, (_, arena) in list(self._open.items())
-            for info in self._wanted(path, arena)
+            for info in [*self._wanted(path, arena), *_of(arena, also)]
         }
-        return frozenset(arena.rank for _, arena in self._open.values()), tuple(self._slots)
+        return tuple(self._slots)
+
+    def holdings(self) -> dict[int, Holding]:
+        """What each rank's arena holds; damaged ones are left out."""
+        found = {}
+        for _, arena in self._open.values():
+            with contextlib.suppress(CorruptError):  # dropped by the next scan
+                keys = frozenset((info.step, info.generation) for info in arena.sealed())
+                found[arena.rank] = Holding(arena.committed, keys)
+        return found
+
+    def is_written(self) -> bool:
+        """Whether a process that writes snapshots is running."""
+        writers = [arena.writer for _, arena in self._open.values()]
+        return any(writer.pid and not writer.is_doomed() for writer in writers)
 
     def generation(self) -> int:
         """The newest of all sealed snapshots; -1 without any."""
@@ -126,6 +147,10 @@ class Arenas:
             return
         self._open[path] = (file_id, arena)
         _log.info("arena adopted", path=str(path), rank=arena.rank, committed=arena.committed)
+
+
+def _of(arena: Arena, key: Key | None) -> list[SlotInfo]:
+    return [info for info in arena.sealed() if (info.step, info.generation) == key]
 
 
 def _id_of(path: Path) -> _FileId | None:

@@ -18,6 +18,9 @@ from headway.ckpt_store.arenas import Arenas
 from headway.ckpt_store.config import StoreConfig
 from headway.ckpt_store.disk import Disk
 from headway.ckpt_store.files import Files
+from headway.ckpt_store.folder import FolderView
+from headway.ckpt_store.newest import candidates
+from headway.ckpt_store.saving import Saving
 from headway.ckpt_store.state import (
     Announce,
     ArenasSeen,
@@ -48,15 +51,18 @@ from headway.common.wire.messages.ckpt_store import (
 )
 from headway.common.wire.metrics import Metric, Metrics
 from headway.common.wire.server import Server
-from headway.common.wire.service import Beat, Service
+from headway.common.wire.service import DRAIN_LIMIT_S, Beat, Service
+
+END_LIMIT_S = 80.0
+"""How long a daemon of a run's node may take to end; systemd sends SIGKILL after 90 s."""
 
 _log = structlog.get_logger(__name__)
 
 
 @dataclass(frozen=True)
 class ServeOptions:
-    """Where a daemon works. ``world_size`` is for ``StoreStatus`` only; the
-    layout of a step decides."""
+    """Where a daemon works. ``world_size`` says whether the arenas here are those of all ranks;
+    for a checkpoint the layout of its step decides."""
 
     endpoint: str
     shm_dir: Path
@@ -85,15 +91,25 @@ class Store:
         self._last = Report("flush_failed", "", "")
         self._state = State(keep=config.keep)
         self._arenas = Arenas(options.shm_dir, options.run_id)
+        self._saving = Saving(options.world_size)
         self._durable: dict[int, int] = {}
         self._client = Client(options.executor) if options.executor else None
         self.disk.look()
 
     def drain(self) -> bool:
-        """Whether no snapshot is pending or being written; scans first for newly sealed ones."""
+        """Whether no snapshot is pending or being written; scans first for newly sealed ones.
+
+        In a run the newest snapshot in memory is pending too: its machine may be about to end.
+        """
+        if self.options.executor is not None:
+            self._saving.end(time.monotonic())
         self.scan()
         is_listed = self._state.view is not None or self._state.is_unseen
-        return not self._state.wanted and self._state.job is None and is_listed
+        if self._state.wanted or self._state.job is not None or not is_listed:
+            return False
+        if not self._saving.is_ending:
+            return True
+        return self._saving.is_over(time.monotonic(), is_written=self._arenas.is_written())
 
     @property
     def progress(self) -> int:
@@ -102,8 +118,16 @@ class Store:
 
     def scan(self) -> None:
         """Look at the arenas."""
-        ranks, wanted = self._arenas.look(keep_mapped=self._state.job is not None)
-        self._take(ArenasSeen(ranks, wanted, self._arenas.generation()))
+        ranks = self._arenas.look(keep_mapped=self._state.job is not None)
+        if self._saving.is_on and (view := self._view()) is not None:
+            held, given_up = self._arenas.holdings(), self._state.given_up
+            self._saving.look(held, view, given_up, time.monotonic())
+        slots = self._saving.pick(self._arenas.slots(self._saving.target))
+        self._take(ArenasSeen(ranks, slots, self._arenas.generation()))
+
+    def _view(self) -> FolderView | None:
+        """The checkpoints folder, nothing if it cannot be listed; None until it has been tried."""
+        return FolderView() if self._state.is_unseen else self._state.view
 
     def pump(self) -> None:
         """Process the results of the disk thread."""
@@ -139,10 +163,13 @@ class Store:
             last_remedy=self._last.remedy,
             last_step=self._last.key[0] if self._last.key else -1,
             progress=self.disk.progress,
+            is_saving=self._saving.is_open,
         )
 
-    def flush(self, _message: Flush, _peer: bytes) -> StoreStatusReply:
+    def flush(self, message: Flush, _peer: bytes) -> StoreStatusReply:
         """Handler of ``Flush``."""
+        if message.newest:
+            self._saving.ask()
         self.scan()
         self.disk.look()
         return self.status()
@@ -186,6 +213,8 @@ class Store:
 
     def close(self) -> None:
         """End the disk thread and close the arenas, whose files remain."""
+        if self._saving.is_ending:
+            self._name_lost()
         if self.disk.close():
             self._arenas.close()
         if self._client is not None:
@@ -198,16 +227,35 @@ class Store:
                 case ReleaseSlot(slot):
                     self._arenas.release(slot)
                 case Announce(key):
-                    _log.info("checkpoint complete", step=key[0], generation=key[1])
-                    self._notify(
-                        CheckpointComplete(**self._origin(), step=key[0], generation=key[1])
-                    )
+                    self._announce(*key)
                 case Report():
                     self._report(action)
                 case FlushSlot(slot):
                     self._submit_flush(action, slot)
                 case _:
                     self.disk.submit(action)
+
+    def _announce(self, step: int, generation: int) -> None:
+        is_ours = self._saving.completed((step, generation))
+        text = f"checkpoint of step {step} written from memory" if is_ours else ""
+        _log.info(text or "checkpoint complete", step=step, generation=generation)
+        self._notify(
+            CheckpointComplete(
+                **self._origin(), step=step, generation=generation, from_memory=is_ours
+            )
+        )
+
+    def _name_lost(self) -> None:
+        """Say what memory holds that is on no disk."""
+        view = self._view() or FolderView()
+        lost = candidates(self._arenas.holdings(), self.options.world_size, view)
+        if lost:
+            durable = (self._state.announced or (None,))[0]
+            _log.error(
+                f"the newest snapshot in memory, of step {lost[0][0]}, is not in a checkpoint",
+                newest_checkpoint=durable,
+                remedy="the run can resume from memory until this machine ends",
+            )
 
     def _submit_flush(self, job: FlushSlot, slot: Slot) -> None:
         try:
@@ -243,6 +291,7 @@ class Store:
     def _note_durable(self, event: Event) -> None:
         if isinstance(event, Done) and isinstance(event.job, FlushSlot):
             slot = event.job.slot
+            self._saving.flushed(slot)
             self._durable[slot.rank] = max(slot.step, self._durable.get(slot.rank, -1))
         if isinstance(event, FolderSeen):
             for attempt in event.view.attempts:
@@ -260,6 +309,8 @@ class Store:
 def serve(options: ServeOptions, config: StoreConfig) -> int:
     """Run the daemon until SIGTERM, SIGINT or ``Drain``; returns the exit code.
 
+    With an executor it then makes the newest snapshot in memory durable, within ``END_LIMIT_S``,
+    whether or not ranks live; further signals do not cut that short.
     Lowers its own priority by ``config.nice`` first: training has priority on every core.
 
     Raises:
@@ -290,6 +341,8 @@ def serve(options: ServeOptions, config: StoreConfig) -> int:
             metrics_port=options.metrics_port if options.executor is None else None,
             describe=store.describe,
             run_id=options.run_id or None,
+            drain_limit_s=END_LIMIT_S if options.executor else DRAIN_LIMIT_S,
+            is_patient=options.executor is not None,
         )
         service.metrics.register(store.metrics())
         if options.executor is not None and options.metrics_port is not None:

@@ -86,6 +86,7 @@ class Service:
         describe: Callable[[], State] | None = None,
         run_id: str | None = None,
         drain_limit_s: float = DRAIN_LIMIT_S,
+        is_patient: bool = False,
         gather_s: float = 0.0,
     ) -> None:
         raise_limit()
@@ -108,7 +109,7 @@ class Service:
         self._describe = describe
         self._started_at_s = time.monotonic()
         self._start_ticks = ProcessId.current().start_ticks
-        self._drain_limit_s = drain_limit_s
+        self._drain_limit_s, self._is_patient = drain_limit_s, is_patient
         self._drain: Callable[[], bool | None] | None = None
         self._drain_until_s: float | None = None
         self._exit_code = 0
@@ -201,8 +202,8 @@ class Service:
         """Set the callback that finishes open work before the exit; called every 50 ms
         until it returns True.
 
-        Beats and messages continue meanwhile. After ``drain_limit_s``, or at a second signal, the
-        service exits with code 1 without finishing.
+        Beats and messages continue meanwhile. After ``drain_limit_s``, or at a second signal unless
+        the service ``is_patient``, it exits with code 1 without finishing.
         """
         self._drain = callback
 
@@ -240,7 +241,7 @@ class Service:
         """The first request to end starts the drain; another signal (a second
         Ctrl-C) cuts it short."""
         if self._drain_until_s is not None:
-            if is_signal:
+            if is_signal and not self._is_patient:
                 self._exit_code = 1
                 self._loop.end()
             return None

@@ -65,6 +65,8 @@ class StoreStatusReply(Message, tag="ckpt_store.status_reply/1"):
     progress: int = 0
     """Grows with every piece written or read back, so that a client knows
     whether to keep waiting."""
+    is_saving: bool = False
+    """Whether a ``Flush`` with ``newest`` has not been carried out."""
 
 
 class Flush(Message, tag="ckpt_store.flush/1"):
@@ -72,6 +74,9 @@ class Flush(Message, tag="ckpt_store.flush/1"):
 
     The reply does not wait for the disk: send ``StoreStatus`` until nothing is pending. Carrying it
     out twice is harmless.
+
+    With ``newest`` the newest snapshot that all ranks hold in memory is made durable too, although
+    no rank asks for it: ranks that are paused, evaluate or have ended cannot.
     """
 
     about = About(
@@ -82,6 +87,8 @@ class Flush(Message, tag="ckpt_store.flush/1"):
         rate="now and then",
         on_loss=RETRIED,
     )
+
+    newest: bool = False
 
 
 class CheckpointComplete(Message, tag="ckpt_store.complete/1"):
@@ -100,6 +107,8 @@ class CheckpointComplete(Message, tag="ckpt_store.complete/1"):
     node: int
     step: int
     generation: int
+    from_memory: bool = False
+    """The store wrote it on its own: because of a ``Flush`` with ``newest``, or at its end."""
 
 
 class StoreTrouble(Message, tag="ckpt_store.trouble/1"):
