@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from headway.common.wire.messages.executor import SaveSnapshots
+from headway.common.wire.messages.worker import Steer
 from headway.testkit.trainer.by_hand import Hand, events, only
 from headway.trainer.control.decisions.events import (
     Action,
@@ -12,6 +14,8 @@ from headway.trainer.control.decisions.events import (
     Failed,
     Memory,
     ReleaseNode,
+    Send,
+    Steered,
 )
 
 NOTICE_S = 30.0
@@ -106,14 +110,63 @@ def test_a_spare_takes_over_from_one_node_only() -> None:
     assert events(_drain(hand, node=0)) == ["drain_refused"]
 
 
-def test_a_paused_run_refuses_because_it_makes_no_checkpoint() -> None:
-    hand = Hand().run(step=30)
+def _pause(hand: Hand) -> None:
     for node in (0, 1):
         for index in (0, 1):
             hand.change(node, index, paused=True)
         hand.beat(node)
-    assert "headway resume" in hand.state.drain_refusal(1)
-    assert hand.state.drain_refusal(2) == "", "a spare has nothing to save"
+
+
+def test_in_a_pause_the_stores_write_what_is_in_memory_and_the_node_leaves_after_that() -> None:
+    hand = Hand().run(step=30)
+    _pause(hand)
+    actions = [*_drain(hand), *hand.wait(0.2)]
+    orders = [one for one in actions if isinstance(one, Send)]
+    assert {one.node for one in orders if isinstance(one.message, SaveSnapshots)} == {0, 1}
+    assert "saving_from_memory" in events(actions)
+    question = only(actions, AwaitCheckpoint)
+    assert question.after == 28, "memory holds the step before the newest at least"
+    assert "evicted" in events(hand.send(Done(question)))
+
+
+def test_ranks_that_do_not_step_are_not_waited_for() -> None:
+    """As while they evaluate or compile: the checkpoint that they were asked for comes too late."""
+    hand = Hand().run(step=30)
+    _drain(hand)
+    actions = hand.wait(1.0)
+    assert "saving_from_memory" not in events(actions)
+    assert hand.state.draining() == ("node 1 leaves after a checkpoint, at the latest in 29 s")
+    actions = hand.wait(5.0)
+    assert events(actions).count("saving_from_memory") == 1
+    assert [a.after for a in actions if isinstance(a, AwaitCheckpoint)][-1] == 28
+
+
+def test_a_drain_in_the_first_step_of_a_generation_needs_the_step_that_it_began_with() -> None:
+    hand = Hand()
+    hand.gather()
+    hand.read(20)
+    hand.begin(hand.send(DurableFound(None)))
+    assert hand.state.phase == "joining"
+    assert hand.state.drain_refusal(1) == ""
+    actions = [*_drain(hand), *hand.wait(0.2)]
+    assert only(actions, AwaitCheckpoint).after == 19
+    assert "saving_from_memory" in events(actions)
+
+
+def test_with_fewer_snapshots_than_steps_an_older_step_is_the_newest_in_memory() -> None:
+    hand = Hand(snapshot_every=8).run(step=30)
+    _pause(hand)
+    assert only([*_drain(hand), *hand.wait(0.2)], AwaitCheckpoint).after == 23
+
+
+def test_a_stop_that_waits_for_an_evaluation_has_its_state_written_meanwhile() -> None:
+    hand = Hand().run(step=30)
+    assert "saving_from_memory" not in events(hand.wait(5.0))
+    hand.send(Steered(Steer(sequence=1, operation="stop")))
+    actions = hand.wait(5.0)
+    assert events(actions).count("saving_from_memory") == 1
+    orders = [a for a in actions if isinstance(a, Send) and isinstance(a.message, SaveSnapshots)]
+    assert 2 <= len(orders) <= 10, "it is repeated, with growing pauses"
 
 
 def test_a_run_that_went_back_makes_the_checkpoint_at_an_earlier_step() -> None:
@@ -168,4 +221,4 @@ def test_a_failure_in_between_does_not_lose_it() -> None:
     hand.begin(hand.send(DurableFound(None)))
     hand.join(31)
     (found, *_) = [one for one in hand.wait(15.0) if isinstance(one, AwaitCheckpoint)]
-    assert found.after == 30
+    assert found.after == 29, "its ranks do not step now: the stores write step 30"

@@ -20,10 +20,12 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Literal
 
-from headway.common.errors import DeadlineError, RemoteError
+from headway.common.errors import DeadlineError, HeadwayError, RemoteError
 from headway.common.log import get_logger
 from headway.common.node.process import ProcessId
+from headway.common.node.run_dir import NodePaths
 from headway.common.wire.client import Client
+from headway.common.wire.messages.ckpt_store import Flush, StoreStatusReply
 from headway.common.wire.messages.driver import Accepted, Command
 from headway.launch.joining.bundle import Bundle
 from headway.launch.joining.folder import NodeFolder
@@ -138,11 +140,21 @@ class Stay:
             return
         holder = self._holder()
         if holder is None or not holder.endpoint:
+            self._save_here()
             return
-        with contextlib.suppress(DeadlineError):
+        try:
             if holder.epoch != self._accepted_under:
                 self._ask_for_the_end(holder)
             self._asks_at = time.monotonic() + AGAIN_S
+        except DeadlineError:
+            self._save_here()
+
+    def _save_here(self) -> None:
+        """No driver answers: have the node's own store write what memory holds, as the stays of
+        the other machines do where all are taken away."""
+        endpoint = NodePaths(self._ticket.run_id, self._ticket.node).endpoint("ckpt_store")
+        with contextlib.suppress(HeadwayError), Client(endpoint) as client:
+            client.call(Flush(newest=True), StoreStatusReply, timeout_s=CALL_S)
 
     def _ask_for_the_end(self, holder: Holder) -> None:
         """Raises DeadlineError: the driver does not answer."""

@@ -49,6 +49,7 @@ def begin(
         memory=journal.memory(),
         former=former,
         former_silent_s=former_silent_s,
+        snapshot_every=config.ckpt.snapshot_every,
     )
 
 

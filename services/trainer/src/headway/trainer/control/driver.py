@@ -127,9 +127,8 @@ class Driver:
         )
         self._clock = RunClock.continued(journal, node, boot_id()) if is_shared else RunClock()
         self._outcome, skipped = journal.fact("outcome", ""), journal.skipped()
-        members = members_of(journal)
+        members, self._detail = members_of(journal), journal.fact("detail", "")
         self._metrics = RunMetrics(self.run_dir, self.config.launch, node, journal.event_names())
-        self._detail = journal.fact("detail", "")
         self.state = RunState(start, self.config.recovery, time.monotonic())
         self._records = journal  # only makes records here: its thread alone writes
         self._journal = JournalWriter(journal, self._leadership.superseded)
@@ -185,6 +184,7 @@ class Driver:
         self._service = Service("driver", self._server, gather_s=gather_s)
         for thread in (self._journal, self._background):
             self._service.watch(thread.done_fd, thread.run_callbacks)
+        self._service.on_drain(self.lines.order_saves)
         gates = [self._gate.server] if self._gate is not None else []
         for gate in gates:
             self._service.watch(gate.socket, gate.handle_ready)

@@ -7,7 +7,7 @@ import time
 
 from headway.common.wire.message import Message
 from headway.common.wire.messages.driver import MonitorBeat, NodeBeat
-from headway.common.wire.messages.executor import DriverBeat
+from headway.common.wire.messages.executor import DriverBeat, SaveSnapshots
 from headway.common.wire.server import Server
 from headway.trainer.control.clocks import RunClock
 from headway.trainer.control.decisions.state import RunState
@@ -52,6 +52,8 @@ class Lines:
             self._peers[message.node] = peer
             self._incarnations[message.node] = message.incarnation
             self._beat_at[message.node] = time.monotonic()
+            if message.is_ending:
+                self.order_saves()
 
     def _is_newest(self, beat: NodeBeat) -> bool:
         """Incarnations only grow, unless the machine was wiped: then the former one is silent."""
@@ -135,6 +137,10 @@ class Lines:
         """Send a note to every executor that has reported."""
         for peer in self._peers.values():
             self._server.send(peer, message)
+
+    def order_saves(self) -> None:
+        """Have all stores make the newest snapshot in memory durable: an end is announced."""
+        self.send_all(SaveSnapshots(run_id=self._run_id, epoch=self._state.epoch))
 
     def set_monitor(self, beat: MonitorBeat, peer: bytes) -> None:
         """The monitor of the driver's own node is the run's monitor: agents are sent there."""

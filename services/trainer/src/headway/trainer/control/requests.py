@@ -231,7 +231,7 @@ class Requests:
         )
 
     def _waiting(self) -> str:
-        reasons = [self._state.why(), self._journal.trouble]
+        reasons = [self._state.why(), self._state.draining(), self._journal.trouble]
         return "; ".join(reason for reason in reasons if reason)
 
     def _rank(self, rank: int) -> RankStatus:

@@ -54,6 +54,8 @@ class NodeBeat(Message, tag="driver.node_beat/1"):
     machine carries the run."""
     clock_uncertainty_ns: int | None = None
     """How far ``clock_offset_ns`` may be off, either way."""
+    is_ending: bool = False
+    """The executor was asked to end: all stores are to write what memory holds."""
 
 
 class WorkerGone(Message, tag="driver.worker_gone/1"):

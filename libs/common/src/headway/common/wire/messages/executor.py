@@ -249,6 +249,25 @@ class KillWorker(Message, tag="executor.kill_worker/1"):
     run_id: str = ""
 
 
+class SaveSnapshots(Message, tag="executor.save_snapshots/1"):
+    """Has the node's checkpoint store make the newest snapshot in memory durable.
+
+    The ranks are not needed: an end was announced, and they do not step.
+    """
+
+    about = About(
+        sender="driver",
+        receiver="executor",
+        kind="note",
+        transport="tcp",
+        rate="while an announced end waits for ranks that do not step, and at the driver's end",
+        on_loss="the driver sends it again; a store that is asked to end does it by itself",
+    )
+
+    epoch: int
+    run_id: str = ""
+
+
 class ReadSeals(Message, tag="executor.read_seals/1"):
     """Asks which snapshots the node's arenas hold."""
 

@@ -72,6 +72,9 @@ class Core:
         self.outcome = self.detail = ""
         self.furthest, self.progress_at = -1, 0.0
         """Newest step reported in this generation, and when it was new."""
+        self.step_s = 0.0
+        """How long the newest steps took, each."""
+        self.snapshot_every = start.snapshot_every
         self.is_steering = True
         """Some member may not hold every command."""
         self.is_memory_stale = False

@@ -1,13 +1,21 @@
-"""Planned ends of nodes: a checkpoint first, then a spare takes over, and no crash is counted."""
+"""Planned ends of nodes: a checkpoint first, then a spare takes over, and no crash is counted.
+
+Ranks that step make the checkpoint; of others the stores write what is in memory (``saves``).
+"""
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 
 from headway.trainer.control.decisions.core import Core
 from headway.trainer.control.decisions.events import Action, AwaitCheckpoint, DrainNode, Log
 from headway.trainer.control.decisions.fleet import names
 from headway.trainer.control.decisions.reactions import evict, eviction_refusal
+from headway.trainer.control.decisions.saves import is_still, step_in_memory
+
+SETTLED = ("joining", "running")
+"""Phases in which it is known which step the ranks hold."""
 
 
 @dataclass(frozen=True)
@@ -30,6 +38,7 @@ class Drains:
             for node, after, notice_s in core.drains
         }
         self._generation = core.generation
+        self._awaited = -1
 
     def begin(self, core: Core, event: DrainNode) -> list[Action]:
         """A node will end; the ranks have the command to make a checkpoint already.
@@ -65,19 +74,36 @@ class Drains:
                 actions += self._leave(core, number)
             else:
                 waiting.append(drain.after)
-        if waiting and core.phase == "running" and core.effects.due(AwaitCheckpoint):
-            actions += core.effects.ask(AwaitCheckpoint(max(waiting)))
+        if waiting and core.phase in SETTLED:
+            actions += self._await(core, int(min(max(waiting), _enough(core))))
         return actions
+
+    def _await(self, core: Core, after: int) -> list[Action]:
+        if after != self._awaited:
+            self._awaited = after
+            core.effects.forget(AwaitCheckpoint)
+        is_due = core.effects.due(AwaitCheckpoint)
+        return core.effects.ask(AwaitCheckpoint(after)) if is_due else []
+
+    def sentence(self, core: Core) -> str:
+        """Which nodes are about to leave, and when at the latest; empty without any."""
+        leaving = [
+            f"{names([node])} leaves after a checkpoint, "
+            f"at the latest in {drain.until - core.clock.now:.0f} s"
+            for node, drain in self._nodes.items()
+        ]
+        return "; ".join(leaving)
 
     def found(self, core: Core, action: AwaitCheckpoint) -> list[Action]:
         """There is a complete checkpoint of a later step than ``action.after``."""
         core.effects.forget(AwaitCheckpoint)
-        ready = [node for node, drain in self._nodes.items() if drain.after <= action.after]
+        enough = _enough(core) if core.phase in SETTLED else math.inf
+        ready = [n for n, one in self._nodes.items() if min(one.after, enough) <= action.after]
         return [one for node in ready for one in self._leave(core, node)]
 
     def _follow(self, core: Core) -> None:
         """A generation that went back carries the command out again, at an earlier step."""
-        if core.generation == self._generation or core.phase not in ("joining", "running"):
+        if core.generation == self._generation or core.phase not in SETTLED:
             return
         self._generation = core.generation
         for number, drain in self._nodes.items():
@@ -102,6 +128,12 @@ class Drains:
         core.drains, core.is_memory_stale = kept, True
 
 
+def _enough(core: Core) -> float:
+    """A checkpoint of a later step than this loses nothing while the ranks do not step: the stores
+    write what they hold in memory."""
+    return step_in_memory(core) - 1 if is_still(core) else math.inf
+
+
 def drain_refusal(core: Core, node: int) -> str:
     """Why the node cannot be drained now; empty when it can."""
     if any(node == draining for draining, *_ in core.drains):
@@ -113,6 +145,4 @@ def drain_refusal(core: Core, node: int) -> str:
     before = [number for number, *_ in core.drains if core.fleet.nodes[number].ranks]
     if len(core.fleet.ready_spares()) <= len(before):
         return f"no spare is ready for node {node} besides those for {names(before)}"
-    if core.members.num_paused:
-        return "the run is paused and makes no checkpoint before `headway resume`"
     return ""

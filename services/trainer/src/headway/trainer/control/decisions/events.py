@@ -275,6 +275,8 @@ class Start:
     """Node of the driver before, which fell silent with it; -1 if that runs on."""
     former_silent_s: float = 0.0
     """How long ago that was, at least."""
+    snapshot_every: int = 1
+    """Steps between two snapshots in memory."""
 
 
 Action = (

@@ -31,6 +31,7 @@ def on_beat(core: Core, beat: NodeBeat) -> tuple[int | None, list[Action]]:
     node = received.node
     actions: list[Action] = []
     if node.step > core.furthest and node.ranks and node.generation == core.generation:
+        core.step_s = (core.clock.now - core.progress_at) / (node.step - core.furthest)
         core.furthest, core.progress_at = node.step, core.clock.now
     if received.was_silent:
         core.effects.forget(RestartNode, node.number)

@@ -48,6 +48,7 @@ from headway.trainer.control.decisions.phases.base import Phase
 from headway.trainer.control.decisions.phases.choosing import Beginning, Choosing, Reading, found
 from headway.trainer.control.decisions.phases.gathering import Gathering
 from headway.trainer.control.decisions.phases.generation import Joining, Leaving, Over, Running
+from headway.trainer.control.decisions.saves import Saves
 from headway.trainer.control.decisions.stop import StopWatch
 from headway.trainer.control.decisions.verdicts import Verdicts
 
@@ -78,6 +79,7 @@ class RunState:
     def __init__(self, start: Start, limits: RecoveryConfig, now: float) -> None:
         self._core = Core(start, limits, now)
         self._verdicts, self._stop, self._drains = Verdicts(), StopWatch(), Drains(self._core)
+        self._saves = Saves()
         self._memory = self._stored = start.memory
 
     # ---- the one entry ------------------------------------------------------------------------
@@ -118,7 +120,7 @@ class RunState:
         if core.phase != "over":
             actions += silence.watch(core) + reactions.release(core) + core.kills()
             actions += reactions.check_rollback(core) + self._verdicts.repeat(core)
-            actions += self._drains.look(core)
+            actions += self._saves.look(core) + self._drains.look(core)
             actions += self._stop.look(core, self.why)
         return actions + self._advance(core.phase, None)
 
@@ -200,6 +202,10 @@ class RunState:
     def drain_refusal(self, node: int) -> str:
         """Why the node cannot be drained now; empty when it can."""
         return drain_refusal(self._core, node)
+
+    def draining(self) -> str:
+        """Which nodes are about to leave the run, as a sentence; empty without any."""
+        return self._drains.sentence(self._core)
 
     def why(self) -> str:
         """Why the run does not step now, as a sentence; empty while it steps.

@@ -34,6 +34,7 @@ from headway.common.wire.messages.executor import (
     ReadSeals,
     RestartService,
     Sample,
+    SaveSnapshots,
     StepMetrics,
     StopRun,
     StoreOpened,
@@ -47,6 +48,7 @@ from headway.common.wire.service import Service
 from headway.launch.cluster import ClusterFolder
 from headway.launch.init.beats import BeatSender
 from headway.trainer.config import RunConfig
+from headway.trainer.control.node.last_save import LastSave
 from headway.trainer.control.node.node_events import (
     DriverReported,
     ServiceBlamed,
@@ -95,6 +97,7 @@ class Executor:
         self._run: NodeRun | None = None
         self._uplink: Uplink | None = None
         self._ending: threading.Thread | None = None
+        self._last_save: LastSave | None = None
         self._looked_at = 0.0
         self._sent_version = -1
         self._throttle = Throttle()
@@ -102,6 +105,7 @@ class Executor:
         self._service.every(BEAT_S, self._beat)
         self._service.every(BEAT_S, self._init.beat)
         self._service.every(LEASE_LOOK_S, self._watch_folder)
+        self._service.on_drain(self._save_first)
         self._service.metrics.register(node_metrics(lambda: self._run))
 
     def run(self) -> int:
@@ -214,9 +218,18 @@ class Executor:
         else:
             self.cluster.remove(f"nodes/{self.node}.run")
 
+    def _save_first(self) -> bool:
+        """Before this executor ends in the middle of a run, its machine may end too: the store
+        writes what memory holds. Meanwhile nothing that ends is started again."""
+        if self._run is None or self._ending is not None:
+            return True
+        if self._last_save is None:
+            self._last_save = LastSave(self._run.paths.endpoint("ckpt_store"))
+        return not self._last_save.is_alive()
+
     # ---- timers -------------------------------------------------------------------------------
     def _watch(self) -> None:
-        if self._run is None:
+        if self._run is None or self._last_save is not None:
             return
         if self._ending is None:
             self._run.look()
@@ -227,7 +240,7 @@ class Executor:
             self._over()
 
     def _watch_folder(self) -> None:
-        if self._run is None or self._ending is not None:
+        if self._run is None or self._ending is not None or self._last_save is not None:
             return
         now = time.monotonic()
         if now - self._looked_at >= self._run.look_pause_s():
@@ -255,7 +268,7 @@ class Executor:
         if self._run is None or self._uplink is None or self._ending is not None:
             return
         self._sent_version = self._run.guardian.version
-        if self._uplink.send(self._run.beat()):
+        if self._uplink.send(self._run.beat(is_ending=self._last_save is not None)):
             self._run.outbox.missed_beat()
             self._run.outbox.send(self._uplink.send)
 
@@ -294,6 +307,8 @@ class Executor:
                 self._to_driver(run.seals(message.generation))
             case RestartService():
                 run.handle(ServiceBlamed(message.service, message.reason, message.pid))
+            case SaveSnapshots():
+                LastSave(run.paths.endpoint("ckpt_store"), limit_s=0.0)
             case StopRun():
                 self._end(message.outcome)
             case Inject():
@@ -362,7 +377,8 @@ class Executor:
 
     def _checkpoint(self, message: CheckpointComplete, peer: bytes) -> None:
         del peer
-        log.info("checkpoint complete", step=message.step, generation=message.generation)
+        how = "checkpoint written from memory" if message.from_memory else "checkpoint complete"
+        log.info(how, step=message.step, generation=message.generation)
 
     def _trouble(self, message: StoreTrouble, peer: bytes) -> None:
         del peer

@@ -301,7 +301,7 @@ class NodeRun:
             return Failed(job, _reason(error))
 
     # ---- for the driver -----------------------------------------------------------------------
-    def beat(self) -> NodeBeat:
+    def beat(self, *, is_ending: bool = False) -> NodeBeat:
         """What the driver does not know yet:
         everything, or only that the node lives and its step."""
         guardian = self.guardian
@@ -324,6 +324,7 @@ class NodeRun:
             sent_ns=now_ns if self.clock is not None else 0,
             clock_offset_ns=clock.offset_ns if clock is not None else None,
             clock_uncertainty_ns=clock.uncertainty_ns if clock is not None else None,
+            is_ending=is_ending,
         )
 
     def compare_clock(self, answer: DriverBeat) -> None:

@@ -15,13 +15,23 @@ from headway.common.wire.messages.executor import (
     KillWorker,
     ReadSeals,
     RestartService,
+    SaveSnapshots,
     StopRun,
     ToWorker,
 )
 from headway.common.wire.service import Service
 from headway.launch.lease import Holder
 
-ORDERS = (DriverBeat, ToWorker, KillWorker, ReadSeals, RestartService, StopRun, Inject)
+ORDERS = (
+    DriverBeat,
+    ToWorker,
+    KillWorker,
+    ReadSeals,
+    RestartService,
+    SaveSnapshots,
+    StopRun,
+    Inject,
+)
 
 log = get_logger("executor")
 
