@@ -31,6 +31,7 @@ from headway.launch.cluster import ClusterFolder
 from benchmarks import aftermath
 from benchmarks.digest import final_digest
 from benchmarks.drill_judge import judge
+from benchmarks.drills import planned
 from benchmarks.drills.means import cannot
 from benchmarks.drills.rig import Rig
 from benchmarks.faults import Fault, healthy, plan, witness
@@ -197,6 +198,8 @@ def undisturbed_run(rig: Rig, name: str, overrides: Sequence[str]) -> str:
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the drill; returns 0 when every promise held."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--kinds", choices=["faults", "planned"], default="faults")
+    parser.add_argument("--times", type=int, default=10, help="announced ends, with planned")
     parser.add_argument("--runs", type=int, default=3)
     parser.add_argument("--faults", type=int, default=60, help="of all runs together")
     parser.add_argument(
@@ -206,6 +209,17 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--out", type=Path)
     parser.add_argument("--set", action="append", default=[], dest="overrides")
     options = parser.parse_args(argv)
+    if options.kinds == "planned":
+        return _finish(options, planned.report(options.times, options.seed))
+    result = _struck(options)
+    if code := _finish(options, result):
+        return code
+    print(f"all {sum(len(r['faults']) for r in result['runs'])} faults recovered")
+    return 0
+
+
+def _struck(options: argparse.Namespace) -> dict[str, Any]:
+    """Strike the runs; ``failures`` names what did not hold."""
     without = cannot()
     for kind, reason in without.items():
         print(f"without {kind}: {reason}", flush=True)
@@ -228,22 +242,24 @@ def main(argv: Sequence[str] | None = None) -> int:
             report = disturbed_run(rig, f"drill-{number}", overrides, faults, seed)
             failures += [f"run {number}: {line}" for line in judge(report, reference)]
             reports.append(report)
+    return {"reference": reference, "runs": reports, "failures": failures}
+
+
+def _finish(options: argparse.Namespace, report: dict[str, Any]) -> int:
+    """Write the report, and what did not hold; returns the exit code."""
+    failures: list[str] = report["failures"]
     result = {
-        "command": "python -m benchmarks.drill " + " ".join(argv or sys.argv[1:]),
-        "reference": reference,
+        "command": "python -m benchmarks.drill " + " ".join(sys.argv[1:]),
         "hardware": hardware(),
         "torch": torch.__version__,
         "date": time.strftime("%Y-%m-%d"),
-        "runs": reports,
-        "failures": failures,
+        **report,
     }
     if options.out:
         options.out.parent.mkdir(parents=True, exist_ok=True)
         options.out.write_text(json.dumps(result, indent=1) + "\n")
     for line in failures:
         print("FAILED " + line)
-    if not failures:
-        print(f"all {sum(len(r['faults']) for r in reports)} faults recovered")
     return 1 if failures else 0
 
 

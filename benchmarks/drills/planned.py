@@ -1,0 +1,207 @@
+"""Announced ends: SIGTERM to every process of a run, then a reboot, then the run again.
+
+``python -m benchmarks.drill --kinds planned --times 50``. One small run, which makes no checkpoint
+by itself, is ended while it trains, is paused, evaluates, makes the first step of a generation, or
+recovers, in turn. Its stores must write the newest step that any rank has committed; its shared
+memory is compared with that checkpoint, then removed, as a reboot would; the run must resume there.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import random
+import shutil
+import signal
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from headway.ckpt_store.folder import newest
+from headway.ckpt_store.verify import read_shard
+from headway.common.errors import HeadwayError
+from headway.common.node.arena_reader import ArenaReader
+from headway.common.node.janitor import processes_of
+from headway.common.node.run_dir import NodePaths, shm_root
+from headway.common.wire.messages.driver import Status
+from headway.console.run import Run
+
+from benchmarks.drills.place import status_of
+from benchmarks.drills.rig import Rig
+
+OVERRIDES = (
+    "launch.spares=0",
+    "ckpt.durable_every=1000000",
+    "train.eval_batches=100",
+)
+END_LIMIT_S = 90.0
+"""systemd sends SIGKILL after so long."""
+START_LIMIT_S = STRIKE_LIMIT_S = 300.0
+MOST_GAP_S = 0.02
+"""Between two signals: who ends a run does not reach all of it at once."""
+
+
+@dataclass
+class End:
+    """One end, and how the run came back."""
+
+    kind: str
+    number: int
+    step: int = -1
+    """Completed steps when the first signal was sent."""
+    committed: int = -1
+    """Newest step that a rank had committed, or that was durable before."""
+    resumed: int = -1
+    source: str = ""
+    ended_s: float = 0.0
+    wrong: list[str] = field(default_factory=list)
+
+
+def play(rig: Rig, times: int, seed: int) -> list[End]:
+    """End the run so often; returns what came of each."""
+    kinds, rng, ends = list(KINDS), random.Random(seed), []
+    run = rig.launch("planned", *OVERRIDES)
+    for number in range(times):
+        end = End(kinds[number % len(kinds)], number)
+        try:
+            status = rig.healthy(run, beyond_step=_newest(run) + 3, limit_s=START_LIMIT_S)
+            KINDS[end.kind](rig, run, status, rng)
+            _end(rig, run, end, rng)
+            run = _resume(rig, run, end)
+        except (HeadwayError, AssertionError) as error:
+            end.wrong.append(f"{type(error).__name__}: {error}"[:300])
+        verdict = "; ".join(end.wrong) or "well"
+        print(
+            f"  {number}: {end.kind}, at step {end.step}, committed {end.committed}, resumed at "
+            f"{end.resumed} ({end.source}), ended in {end.ended_s:.1f} s: {verdict}",
+            flush=True,
+        )
+        ends.append(end)
+        if end.wrong:
+            run = rig.launch("planned", *OVERRIDES)
+    rig.finish(run)
+    return ends
+
+
+def report(times: int, seed: int) -> dict[str, Any]:
+    """Play the ends on a machine of their own; ``failures`` names what is wrong."""
+    with Rig() as rig:
+        ends = play(rig, times, seed)
+    good = sum(not end.wrong for end in ends)
+    print(f"{good} of {len(ends)} announced ends resumed at the newest committed step")
+    return {
+        "ends": [asdict(end) for end in ends],
+        "failures": [
+            f"end {end.number} ({end.kind}): {line}" for end in ends for line in end.wrong
+        ],
+    }
+
+
+# ---- what the run is doing when it is ended ---------------------------------------------------
+def _training(_rig: Rig, _run: Run, _status: Status, rng: random.Random) -> None:
+    time.sleep(rng.uniform(0.0, 0.5))
+
+
+def _pause(rig: Rig, run: Run, _status: Status, _rng: random.Random) -> None:
+    run.command("pause")
+    _reach(rig, run, lambda status: status.paused)
+
+
+def _evaluation(rig: Rig, run: Run, _status: Status, _rng: random.Random) -> None:
+    run.command("evaluate")
+    steps: list[int] = []
+
+    def is_still(status: Status) -> bool:
+        steps.append(status.step)
+        time.sleep(0.2)
+        return len(steps) > 2 and len(set(steps[-3:])) == 1
+
+    _reach(rig, run, is_still)
+
+
+def _recovery(rig: Rig, _run: Run, status: Status, rng: random.Random) -> None:
+    rig.worker(status, rng.randrange(len(status.ranks))).kill(signal.SIGKILL)
+    time.sleep(rng.uniform(0.0, 0.5))
+
+
+def _first_step(rig: Rig, run: Run, status: Status, rng: random.Random) -> None:
+    rig.worker(status, rng.randrange(len(status.ranks))).kill(signal.SIGKILL)
+    _reach(rig, run, lambda now: now.phase == "joining" or now.generation > status.generation)
+
+
+KINDS: dict[str, Callable[[Rig, Run, Status, random.Random], None]] = {
+    "training": _training,
+    "pause": _pause,
+    "evaluation": _evaluation,
+    "first step": _first_step,
+    "recovery": _recovery,
+}
+
+
+def _reach(rig: Rig, run: Run, condition: Callable[[Status], bool]) -> None:
+    def holds() -> bool:
+        status = status_of(run)
+        return status is not None and condition(status)
+
+    assert rig.wait(holds, STRIKE_LIMIT_S) < STRIKE_LIMIT_S, "the run did not get there"
+
+
+# ---- the end, and the run after it ------------------------------------------------------------
+def _end(rig: Rig, run: Run, end: End, rng: random.Random) -> None:
+    status = status_of(run)
+    end.step = status.step if status is not None else -1
+    before, began = _newest(run), time.monotonic()
+    victims = processes_of(run.folder.run_id)
+    rng.shuffle(victims)
+    for process in victims:
+        with contextlib.suppress(ProcessLookupError):
+            process.kill(signal.SIGTERM)
+        time.sleep(rng.uniform(0.0, MOST_GAP_S))
+    rig.wait(lambda: not processes_of(run.folder.run_id), END_LIMIT_S)
+    end.ended_s = time.monotonic() - began
+    if left := processes_of(run.folder.run_id):
+        end.wrong.append(f"{len(left)} processes are left")
+    _compare(run, end, before)
+
+
+def _compare(run: Run, end: End, before: int) -> None:
+    """Compare what memory holds with the newest checkpoint, then remove the memory."""
+    nodes = range(run.config.launch.nodes)
+    paths = [p for n in nodes for p in NodePaths(run.folder.run_id, n).segments("arena")]
+    with contextlib.ExitStack() as stack:
+        readers = [stack.enter_context(ArenaReader.open(path, writable=False)) for path in paths]
+        end.committed = max([before, *(reader.committed for reader in readers)])
+        info = newest(run.folder.checkpoints)
+        if info is None or info.step != end.committed:
+            end.wrong.append(f"the newest checkpoint is of step {info.step if info else None}")
+        elif info.step > before:
+            for reader in readers:
+                in_memory, on_disk = reader.view(info.step), read_shard(info, reader.rank)
+                if on_disk[0].tobytes() != in_memory[0].tobytes() or on_disk[1] != in_memory[1]:
+                    end.wrong.append(f"rank {reader.rank} of the checkpoint differs from memory")
+    shutil.rmtree(shm_root() / run.folder.run_id)
+
+
+def _resume(rig: Rig, run: Run, end: End) -> Run:
+    known = len(_generations(run))
+    run = rig.launch(run.name, *OVERRIDES)
+    if end.kind == "pause":
+        with contextlib.suppress(HeadwayError):
+            run.command("resume")
+    rig.wait(lambda: len(_generations(run)) > known, STRIKE_LIMIT_S)
+    first = _generations(run)[known]
+    end.resumed, end.source = first["step"], first["source"]
+    if end.resumed != end.committed:
+        end.wrong.append(f"resumed at step {end.resumed}")
+    return run
+
+
+def _generations(run: Run) -> list[dict[str, Any]]:
+    rows = run.query("SELECT fields FROM events WHERE name = 'generation' ORDER BY id")
+    return [json.loads(fields) for (fields,) in rows]
+
+
+def _newest(run: Run) -> int:
+    info = newest(run.folder.checkpoints)
+    return info.step if info is not None else -1
