@@ -19,8 +19,8 @@ SETTINGS = ("train.steps=1000000", "ckpt.durable_every=1000000")
 
 @pytest.mark.timeout(300)
 def test_a_paused_run_survives_a_shutdown(machine: Any) -> None:
-    words = ("run", "examples/tiny.toml", "--name", NAME, "--detach", "--runs-dir", machine.runs)
-    words += tuple(machine.settings(machine.two_ranks, SETTINGS))
+    words = ["run", "examples/tiny.toml", "--name", NAME, "--detach", "--runs-dir", machine.runs]
+    words += machine.settings(machine.two_ranks, SETTINGS)
     machine.headway(*words)
     machine.wait_until(lambda: machine.status(NAME).get("step", 0) > 3, "the first steps")
     machine.headway("pause", NAME, "--runs-dir", machine.runs)

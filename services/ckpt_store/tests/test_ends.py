@@ -16,6 +16,7 @@ from headway.common.node import failpoints
 from headway.common.node.arena import Arena
 from headway.common.wire.client import Client
 from headway.common.wire.messages.ckpt_store import Flush, StoreStatusReply
+from headway.common.wire.messages.service import Drain, Drained
 from headway.testkit import snapshots
 
 Until = Callable[..., None]
@@ -151,6 +152,18 @@ def test_a_second_sigterm_does_not_cut_the_last_write_short(cluster: Any, until:
     daemon.process.send_signal(signal.SIGTERM)
     until(lambda: failpoints.fired(cluster.failpoints))
     assert end(daemon) == [0]
+    assert durable_step(cluster.checkpoints) == 1
+
+
+def test_at_the_orderly_end_of_a_run_only_what_ranks_want_is_written(cluster: Any) -> None:
+    """They may have refused a state on purpose, such as one after a spike."""
+    with snapshots.small_arena(cluster.shm_dir()) as arena:
+        snapshots.seal_step(arena, 1)
+        snapshots.seal_step(arena, 2, wanted=False)
+    daemon = start(cluster, 0, 1)
+    with Client(daemon.endpoint) as client:
+        client.call(Drain(), Drained, timeout_s=20)
+    assert daemon.process.wait(60) == 0
     assert durable_step(cluster.checkpoints) == 1
 
 

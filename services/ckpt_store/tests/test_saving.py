@@ -112,6 +112,20 @@ def test_a_daemon_waits_for_parts_of_other_nodes_only_while_some_come() -> None:
     assert saving.is_over(10.0 + OTHERS_S, is_written=False)
 
 
+def test_a_step_that_another_node_does_not_write_gives_way_to_the_one_before() -> None:
+    """Such as one whose slot there has a damaged header."""
+    saving, held = Saving(2), {0: holding(6, 5, 6)}
+    saving.end(0.0)
+    saving.look(held, EMPTY, (), 0.0)
+    saving.flushed(Slot(6, 0, 0, seal=7))
+    saving.pick([])
+    folder = FolderView((attempt(5, 1), attempt(6, 0)))
+    saving.look(held, folder, (), 1.0)
+    assert saving.target == (6, 0)
+    saving.look(held, folder, (), 1.0 + OTHERS_S)
+    assert saving.target == (5, 0)
+
+
 def test_a_daemon_lingers_while_ranks_may_complete_a_step() -> None:
     saving = Saving(1)
     saving.end(0.0)

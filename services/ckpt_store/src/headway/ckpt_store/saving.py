@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
 
-from headway.ckpt_store.folder import FolderView
+from headway.ckpt_store.folder import Attempt, FolderView
 from headway.ckpt_store.newest import Holding, candidates
 from headway.ckpt_store.retention import Key
 from headway.ckpt_store.state import Slot
@@ -28,6 +28,7 @@ class Saving:
         self._is_asked = False
         self._ends_since: float | None = None
         self._written: set[Slot] = set()
+        self._passed: set[Key] = set()
         self._seen: tuple[object, ...] = ()
         self._moved_at = 0.0
         self._has_slots = False
@@ -51,12 +52,15 @@ class Saving:
 
     def ask(self) -> None:
         """Write the newest snapshot out; nothing happens where it is durable."""
+        if not self._is_asked:
+            self._passed.clear()
         self._is_asked = True
 
     def end(self, now: float) -> None:
         """The daemon will end: the same until ``is_over``."""
         if self._ends_since is None:
-            self._ends_since = self._moved_at = now
+            self._ends_since = now
+            self._passed.clear()
 
     def look(
         self,
@@ -67,7 +71,9 @@ class Saving:
     ) -> None:
         """Choose what to write; with no target afterwards there is nothing to do."""
         attempts = {attempt.key: attempt for attempt in view.attempts}
-        found = candidates(holdings, self._world_size, view, given_up)
+        if self.target is not None and self._is_stuck(attempts, now):
+            self._passed.add(self.target)  # some rank does not hold it: the one before may do
+        found = candidates(holdings, self._world_size, view, {*given_up, *self._passed})
         best, target = next(iter(found), None), self.target
         is_held = all(target in holding.sealed for holding in holdings.values())
         if target is not None and not is_held and not self.is_ending:
@@ -75,13 +81,8 @@ class Saving:
         elif target in found and best not in attempts:
             best = target  # one after the other, unless another node writes a later one
         if best != target:
-            self.target, self._written = best, set()
+            self.target, self._written, self._has_slots = best, set(), True
         self._is_asked = self._is_asked and best is not None
-        seen = (best, attempts[best].ranks if best in attempts else None)
-        if seen != self._seen or self._has_slots:
-            self._seen, self._moved_at = seen, now
-        if not self.is_ending and best is not None and self._is_stuck(now):
-            self.target, self._is_asked = None, False
 
     def pick(self, slots: Iterable[Slot]) -> tuple[Slot, ...]:
         """What to flush of ``slots``; at the end only the newest step: time is short."""
@@ -110,10 +111,13 @@ class Saving:
             is_written: a rank may complete a further step.
         """
         assert self._ends_since is not None
-        if self.target is not None:
-            return self._is_stuck(now)
-        return not is_written or now - self._ends_since >= LINGER_S
+        return self.target is None and (not is_written or now - self._ends_since >= LINGER_S)
 
-    def _is_stuck(self, now: float) -> bool:
-        """Whether the parts of other nodes do not come."""
-        return not self._has_slots and now - self._moved_at >= OTHERS_S
+    def _is_stuck(self, attempts: Mapping[Key, Attempt], now: float) -> bool:
+        """Whether the parts of other nodes do not come, while all of this node are written."""
+        assert self.target is not None
+        attempt = attempts.get(self.target)
+        seen = (self.target, attempt.ranks if attempt is not None else None)
+        if seen != self._seen or self._has_slots:
+            self._seen, self._moved_at = seen, now
+        return now - self._moved_at >= OTHERS_S

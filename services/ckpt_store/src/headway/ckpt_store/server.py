@@ -96,12 +96,13 @@ class Store:
         self._client = Client(options.executor) if options.executor else None
         self.disk.look()
 
-    def drain(self) -> bool:
+    def drain(self, *, is_signalled: bool = False) -> bool:
         """Whether no snapshot is pending or being written; scans first for newly sealed ones.
 
-        In a run the newest snapshot in memory is pending too: its machine may be about to end.
+        In a run that a signal interrupts, the newest snapshot in memory is pending too: its machine
+        may be about to end. At the end of a run the ranks have marked what is to be kept.
         """
-        if self.options.executor is not None:
+        if is_signalled and self.options.executor is not None:
             self._saving.end(time.monotonic())
         self.scan()
         is_listed = self._state.view is not None or self._state.is_unseen
@@ -309,8 +310,8 @@ class Store:
 def serve(options: ServeOptions, config: StoreConfig) -> int:
     """Run the daemon until SIGTERM, SIGINT or ``Drain``; returns the exit code.
 
-    With an executor it then makes the newest snapshot in memory durable, within ``END_LIMIT_S``,
-    whether or not ranks live; further signals do not cut that short.
+    With an executor it makes the newest snapshot in memory durable after a signal, within
+    ``END_LIMIT_S``, whether or not ranks live; further signals do not cut that short.
     Lowers its own priority by ``config.nice`` first: training has priority on every core.
 
     Raises:
@@ -350,7 +351,7 @@ def serve(options: ServeOptions, config: StoreConfig) -> int:
         service.every(config.scan_period_s, store.scan)
         service.every(config.folder_period_s, store.disk.look)
         service.watch(store.disk.ready_fd, store.pump)
-        service.on_drain(store.drain)
+        service.on_drain(lambda: store.drain(is_signalled=service.is_signalled))
         return service.run()
     finally:
         store.close()

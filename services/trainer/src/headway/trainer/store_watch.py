@@ -11,6 +11,7 @@ from headway.common.errors import HeadwayError
 from headway.common.polling import HighWater
 from headway.common.wire.client import Client
 from headway.common.wire.messages.ckpt_store import StoreStatus, StoreStatusReply
+from headway.common.wire.messages.service import Drain, Drained
 
 STILL_LIMIT_S = 60.0
 """A store that has not written or checked anything for this long is given up."""
@@ -38,6 +39,13 @@ class StoreWatch:
             self.status = self._client.call(StoreStatus(), StoreStatusReply, timeout_s=ANSWER_S)
             return self.status
         return None
+
+    def end(self) -> bool:
+        """Ask it to end, after what ranks want durable; False without an answer."""
+        with contextlib.suppress(HeadwayError):
+            self._client.call(Drain(), Drained, timeout_s=ANSWER_S)
+            return True
+        return False
 
     def moved(self) -> bool:
         """Whether it has made progress; asks at most every ``ASK_S``.

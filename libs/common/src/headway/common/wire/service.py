@@ -112,6 +112,8 @@ class Service:
         self._drain_limit_s, self._is_patient = drain_limit_s, is_patient
         self._drain: Callable[[], bool | None] | None = None
         self._drain_until_s: float | None = None
+        self.is_signalled = False
+        """Whether a signal asked this process to end, and not its own run."""
         self._exit_code = 0
         self._loop = Loop(on_stop=self._begin_drain, gather_s=gather_s)
         self.metrics.register(
@@ -240,6 +242,7 @@ class Service:
     def _begin_drain(self, is_signal: bool) -> None:
         """The first request to end starts the drain; another signal (a second
         Ctrl-C) cuts it short."""
+        self.is_signalled |= is_signal
         if self._drain_until_s is not None:
             if is_signal and not self._is_patient:
                 self._exit_code = 1

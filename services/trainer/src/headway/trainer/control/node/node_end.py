@@ -91,7 +91,8 @@ class NodeEnd:
         watch = StoreWatch(self._paths.endpoint("ckpt_store"))
         try:
             is_done = watch.wait(lambda: not self._wanted() or not _can_run(store))
-            store.kill(signal.SIGTERM)
+            if not watch.end():  # not by a signal, which announces the end of the machine
+                store.kill(signal.SIGTERM)
             is_done = watch.wait(lambda: not _can_run(store)) and is_done
             if self._wanted() or not is_done:
                 durable = watch.status.complete_step if watch.status is not None else None
