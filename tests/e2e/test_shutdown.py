@@ -43,8 +43,13 @@ def test_a_paused_run_survives_a_shutdown(machine: Any) -> None:
     shutil.rmtree(machine.shm_root / machine.run_id(NAME))  # what a reboot does
     machine.headway(*words)
     run = Run(machine.runs / NAME)
-    machine.wait_until(lambda: run.status(5.0).generation == 1, "the next generation")
-    rows = run.query("SELECT fields FROM events WHERE name = 'generation'")
-    began = [(fields["step"], fields["source"]) for fields in (json.loads(row[0]) for row in rows)]
-    assert began == [(0, "init"), (found.step, "durable")]
+    machine.wait_until(lambda: len(_generations(run)) > 1, "the next generation")
+    first, second = _generations(run)
+    assert (first["step"], first["source"]) == (0, "init")
+    assert (second["step"], second["source"]) == (found.step, "durable")
     machine.headway("stop", NAME, "--runs-dir", machine.runs)
+
+
+def _generations(run: Run) -> list[dict[str, Any]]:
+    rows = run.query("SELECT fields FROM events WHERE name = 'generation' ORDER BY id")
+    return [json.loads(fields) for (fields,) in rows]
