@@ -22,7 +22,7 @@ from headway.ckpt_store.folder import newest
 from headway.ckpt_store.verify import read_shard
 from headway.common.errors import HeadwayError
 from headway.common.node.arena_reader import ArenaReader
-from headway.common.node.janitor import processes_of
+from headway.common.node.janitor import processes_of, role_of
 from headway.common.node.run_dir import NodePaths, shm_root
 from headway.common.wire.messages.driver import Status
 from headway.console.run import Run
@@ -78,7 +78,7 @@ def play(rig: Rig, times: int, seed: int) -> list[End]:
             flush=True,
         )
         ends.append(end)
-        if end.wrong:
+        if end.wrong and not run.live:
             run = rig.launch("planned", *OVERRIDES)
     rig.finish(run)
     return ends
@@ -161,7 +161,8 @@ def _end(rig: Rig, run: Run, end: End, rng: random.Random) -> None:
     rig.wait(lambda: not processes_of(run.folder.run_id), END_LIMIT_S)
     end.ended_s = time.monotonic() - began
     if left := processes_of(run.folder.run_id):
-        end.wrong.append(f"{len(left)} processes are left")
+        names = [role_of(process) or str(process.pid) for process in left]
+        end.wrong.append(f"left: {', '.join(names)}")
     _compare(run, end, before)
 
 
