@@ -176,8 +176,14 @@ class ControlHooks(StepHooks):
         except (OSError, HeadwayError) as error:
             log.warning("the checkpoint before it could not be pinned", error=str(error))
 
+    def begin_eval(self) -> None:
+        """Show that the rank evaluates: it makes no step meanwhile."""
+        self._context.view.evaluating = True
+        self._context.link.beat_now()
+
     def on_eval(self, step: int, loss: float, sequence: int = 0) -> None:
         """Report a validation loss."""
+        self._context.view.evaluating = False
         if self._reports:
             train, seq = self._context.config.train, self._context.config.model.seq_len
             self._context.link.send(

@@ -108,6 +108,7 @@ class ControlLoop:
                 continue
             command = self._hooks.command(sequence)
             if command.operation == "evaluate":
+                self._hooks.begin_eval()
                 self._hooks.on_eval(step, evaluation.loss(step, validation()), sequence)
             else:
                 prompt, count = list(command.tokens), command.count

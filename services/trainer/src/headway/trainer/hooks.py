@@ -82,6 +82,9 @@ class StepHooks:
     def on_step(self, result: StepResult) -> None:
         """A step is complete."""
 
+    def begin_eval(self) -> None:
+        """Called before an evaluation; ``on_eval`` ends it."""
+
     def on_eval(self, step: int, loss: float, sequence: int = 0) -> None:
         """Validation loss after ``step`` completed steps; ``sequence`` of the command, if any."""
 

@@ -40,6 +40,7 @@ class WorkerStatus:
     step: int = 0
     applied: int = 0
     paused: bool = False
+    evaluating: bool = False
     restored_bytes: int = 0
     memory_bytes: int = 0
     memory_predicted: int = 0

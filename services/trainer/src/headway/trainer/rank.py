@@ -36,6 +36,7 @@ from headway.trainer.device_recorder import recorder_for
 from headway.trainer.errors import BadCheckpointError, DivergedError
 from headway.trainer.generation import Session
 from headway.trainer.layout_check import difference
+from headway.trainer.link import WorkerStatus
 from headway.trainer.memory import MemoryWatch
 from headway.trainer.store_watch import StoreWatch
 
@@ -148,6 +149,7 @@ class Rank:
                     lookup=lambda: lookup(generation),
                     channels=channels,
                     timeout_s=self.config.recovery.group_timeout_s,
+                    first_timeout_s=self.config.recovery.first_step_timeout_s,
                     backend="nccl" if self._device.type == "cuda" else "gloo",
                     device=self._device,
                     joins_ends=self.config.model.architecture.tied,
@@ -159,7 +161,7 @@ class Rank:
             context.link.beat_now()
             try:
                 hooks = ControlHooks(
-                    context, generation, assign.answered, after_step=self._memory.after_step
+                    context, generation, assign.answered, after_step=self._after_step
                 )
                 self._session.run(hooks)
             except DivergedError as error:
@@ -176,6 +178,11 @@ class Rank:
         finally:
             self._session.leave()
             channels.close()
+
+    def _after_step(self, view: WorkerStatus) -> None:
+        if view.status != "running":  # the first step of the generation
+            self._session.groups.limit(self.config.recovery.group_timeout_s)
+        self._memory.after_step(view)
 
     def close(self) -> None:
         """Release everything, because the worker takes another rank."""

@@ -12,6 +12,7 @@ import signal
 import socket
 import sys
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
@@ -80,8 +81,11 @@ class Place:
 class Progress(StepHooks):
     """Prints on rank 0; SIGTERM and SIGINT end the run after the step."""
 
-    def __init__(self, config: RunConfig, *, speaks: bool) -> None:
+    def __init__(
+        self, config: RunConfig, *, speaks: bool, after_first: Callable[[], object]
+    ) -> None:
         self._steps, self._speaks = config.train.steps, speaks
+        self._after_first: Callable[[], object] | None = after_first
         self._stop = False
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, lambda *_: self._ask_stop())
@@ -92,6 +96,9 @@ class Progress(StepHooks):
 
     def on_step(self, result: StepResult) -> None:
         """One line per step."""
+        if self._after_first is not None:
+            self._after_first()
+            self._after_first = None
         rate = result.num_tokens / max(result.duration_s, 1e-9)
         skipped = f"  skipped: {result.spike or 'not finite'}" if result.skipped else ""
         self.say(
@@ -141,7 +148,10 @@ def train(files: list[Path], overrides: list[str]) -> int:
     if config.train.deterministic:
         make_deterministic()
     device = take_device(place.local_rank) if config.train.device == "gpu" else torch.device("cpu")
-    progress = Progress(config, speaks=place.rank == 0)
+    limit_s = config.recovery.group_timeout_s
+    progress = Progress(
+        config, speaks=place.rank == 0, after_first=lambda: session.groups.limit(limit_s)
+    )
     progress.say(line)
     session = Session(config, place.rank, data_factory=_data(config, place.rank), device=device)
     try:
@@ -176,6 +186,7 @@ def _groups(config: RunConfig, place: Place, device: torch.device) -> Groups:
         lookup=meeting.lookup,
         channels=Channels(),
         timeout_s=config.recovery.group_timeout_s,
+        first_timeout_s=config.recovery.first_step_timeout_s,
         backend="nccl" if device.type == "cuda" else "gloo",
         device=device,
         joins_ends=config.model.architecture.tied,

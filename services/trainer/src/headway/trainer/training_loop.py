@@ -60,6 +60,7 @@ def run_steps(
         return open_reader("validation")
 
     def evaluate() -> None:
+        hooks.begin_eval()
         hooks.on_eval(state.step, evaluation.loss(state.step, validation()))
 
     if context.snapshots.sealed < state.step:

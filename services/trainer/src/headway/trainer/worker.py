@@ -22,6 +22,7 @@ from headway.common.node.run_dir import NodePaths, RunDir
 from headway.common.wire.message import Message
 from headway.common.wire.messages.executor import LeftGeneration, StoreOpened, WorkerBeat
 from headway.common.wire.messages.worker import Abort, Assign, Quit, Steer, StoreAddress
+from headway.launch.joining import installed
 from headway.trainer.comm.fence import Fence
 from headway.trainer.comm.interface import Aborted
 from headway.trainer.comm.store import StoreEndpoint
@@ -60,6 +61,7 @@ class Worker:
         self.commands: list[Steer] = []
         self.fence = Fence()
         self._me = ProcessId.current()
+        self._source = installed.source()  # of its zygote, if that forked it
         self._jobs: queue.SimpleQueue[Assign | None] = queue.SimpleQueue()
         self._stores: queue.SimpleQueue[StoreAddress] = queue.SimpleQueue()
         self._rank: Rank | None = None
@@ -86,9 +88,11 @@ class Worker:
             command=len(self.commands),
             applied=v.applied,
             paused=v.paused,
+            evaluating=v.evaluating,
             restored_bytes=v.restored_bytes,
             memory_bytes=v.memory_bytes,
             memory_predicted=v.memory_predicted,
+            source=self._source,
         )
 
     def _hear(self, message: Message) -> None:

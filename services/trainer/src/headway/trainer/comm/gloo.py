@@ -25,6 +25,7 @@ class GlooComm:
 
     def __init__(self, group: Any, channels: Channels, name: str) -> None:
         self._group = group
+        self._limit_s: float | None = None
         self._channels = channels
         self._name = name
         self.rank = group.rank()
@@ -56,21 +57,44 @@ class GlooComm:
         and the bytes are out."""
         group = self._group
         return self._channels.open(f"{self._name}-send").launch(
-            lambda: group.send([tensor], peer, tag)
+            lambda: _Limited(group.send([tensor], peer, tag), self)
         )
 
     def recv(self, tensor: torch.Tensor, peer: int, tag: int) -> Ticket:
         """Post a receive into contiguous ``tensor``."""
         group = self._group
         return self._channels.open(f"{self._name}-recv").launch(
-            lambda: group.recv([tensor], peer, tag)
+            lambda: _Limited(group.recv([tensor], peer, tag), self)
         )
+
+    @property
+    def limit_s(self) -> float | None:
+        """Longest wait for a message; None: the group's own timeout."""
+        return self._limit_s
+
+    def limit(self, limit_s: float) -> None:
+        """From now on no operation may take longer; those under way keep their limit."""
+        self._limit_s = limit_s
+        self._group.set_timeout(timedelta(seconds=limit_s))
 
     def detach(self) -> list[object]:
         """Release the group; the caller frees what is returned, which may take a gloo timeout."""
         held: list[object] = [self._group]
         del self._group
         return held
+
+
+class _Limited:
+    """A message under way. gloo takes the limit of a collective when it starts, and that of a
+    message when it is waited for."""
+
+    def __init__(self, work: Any, comm: GlooComm) -> None:
+        self._work, self._comm = work, comm
+
+    def wait(self) -> object:
+        """Block until it is done; raises RuntimeError at the limit."""
+        limit_s = self._comm.limit_s
+        return self._work.wait(*([] if limit_s is None else [timedelta(seconds=limit_s)]))
 
 
 class _CopiedAfter:

@@ -54,6 +54,12 @@ class Groups:
         """The collective group of ``axis``."""
         return self.comms[axis]
 
+    def limit(self, timeout_s: float) -> None:
+        """The first step is done: operations over gloo take at most so long from now on."""
+        for comm in (*self.comms.values(), *self.pipe.comms()):
+            if isinstance(comm, GlooComm):
+                comm.limit(timeout_s)
+
     def meet(self) -> None:
         """Wait until every rank is done with the generation's groups; after the values of its last
         collective were read, before ``release``.
@@ -100,6 +106,7 @@ def build(
     device: torch.device | None = None,
     joins_ends: bool = False,
     ports: str = "",
+    first_timeout_s: float | None = None,
 ) -> Groups:
     """Create the generation's groups on a build thread and wait for them as for any other call.
 
@@ -109,6 +116,7 @@ def build(
 
     ``joins_ends``: the first and the last stage exchange messages, also without interleaving.
     ``ports``: those that the store may take, ``LOW-HIGH``; "" is any.
+    ``first_timeout_s``: of operations before ``Groups.limit``; ``timeout_s`` by default.
 
     Raises:
         Aborted: the generation was fenced; a half-built result is freed in the background.
@@ -121,6 +129,7 @@ def build(
     builder = _Builder(
         generation, grid, rank, host, ports, timeout_s, backend, device, channels, joins_ends
     )
+    builder.first_timeout_s = first_timeout_s or timeout_s
     try:
         return channels.open("build").call(lambda: builder.run(announce, lookup)).result()
     except BaseException as error:
@@ -156,6 +165,7 @@ class _Builder:
         self._generation, self._grid, self._rank, self._host = generation, grid, rank, host
         self._ports = ports
         self._timeout_s, self._backend, self._device = timeout_s, backend, device
+        self.first_timeout_s = timeout_s
         self._groups = Groups(generation, channels)
         self.ended = threading.Event()
         self._is_abandoned = False
@@ -196,7 +206,7 @@ class _Builder:
         return groups
 
     def _factory(self, store: StoreClient) -> Factory:
-        channels, timeout_s = self._groups.channels, self._timeout_s
+        channels, timeout_s = self._groups.channels, self.first_timeout_s
         if self._backend == "gloo":
             return GlooFactory(store, channels, self._host, timeout_s)
         device = self._device or torch.device("cuda")

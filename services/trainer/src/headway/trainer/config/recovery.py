@@ -11,6 +11,7 @@ _IN_ORDER = (
     ("driver_silent_s", "node_silent_s", "a driver must be back before its nodes look silent"),
     ("node_silent_s", "node_lost_s", "a node is restarted before it is given up"),
     ("node_lost_s", "orphan_limit_s", "workers must outlive the restart of their executor"),
+    ("group_timeout_s", "first_step_timeout_s", "a first step takes longer than later ones"),
     ("group_timeout_s", "join_timeout_s", "joining builds groups and uses them"),
     ("leave_timeout_s", "join_timeout_s", "leaving is a part of joining the next generation"),
     ("fork_limit_s", "gather_timeout_s", "gathering waits for at least one fork"),
@@ -19,13 +20,18 @@ _IN_ORDER = (
 """(smaller, larger, why): pairs of limits in ``[recovery]`` of which the first must
 be below the second."""
 
+_MAY_BE_0 = frozenset({"wait_for_node_s"})
+
 
 @dataclass(frozen=True)
 class RecoveryConfig:
     """Time limits of detection and recovery, in seconds; docs/operations.md gives their sources."""
 
     group_timeout_s: float = 20.0
-    """Timeout of a collective."""
+    """Timeout of a collective over gloo, from the first step of a generation on."""
+    first_step_timeout_s: float = 600.0
+    """The same before that step is done: kernels are compiled, caches are cold, and an evaluation
+    may come first. A rank that hangs there is found by the monitor."""
     gather_timeout_s: float = 90.0
     """Longest wait for a worker for each rank before other nodes are used."""
     read_timeout_s: float = 20.0
@@ -53,10 +59,17 @@ class RecoveryConfig:
     """Longest time from the start of a service to its first beat."""
     fork_limit_s: float = 20.0
     """Longest time from a fork request to the worker's first beat (torch imports in 1-2 s)."""
+    wait_for_node_s: float = 600.0
+    """How long a run without a ready spare waits for a node with ranks that is lost, or silent for
+    ``node_lost_s``; then it fails. 0 does not wait. Time in which Slurm has a machine on order does
+    not count."""
     folder_gone_s: float = 60.0
     """A run ends once its folder has been gone for this long."""
     max_crashes: int = 5
     """Equal failures at one step before the run fails and reports the cause."""
+    max_node_failures: int = 3
+    """A node whose ranks have failed so much more often within an hour than those of any other node
+    gives them to a ready spare."""
     max_spike_rollbacks: int = 3
     """How often spikes may lead back to one checkpoint (``train.on_spike = "rollback"``) before the
     run fails."""
@@ -64,15 +77,15 @@ class RecoveryConfig:
     def __post_init__(self) -> None:
         for entry in fields(self):
             value = getattr(self, entry.name)
-            if entry.name.endswith("_s") and not 0 < value < math.inf:
+            is_valid = 0 < value < math.inf or (value == 0 and entry.name in _MAY_BE_0)
+            if entry.name.endswith("_s") and not is_valid:
                 raise ConfigError(
                     f"recovery.{entry.name}={value} is not a valid time limit",
                     remedy="use seconds above 0",
                 )
-        if self.max_crashes < 1:
-            raise ConfigError(
-                f"recovery.max_crashes={self.max_crashes} is below 1", remedy="use 1 or more"
-            )
+        for name in ("max_crashes", "max_node_failures"):
+            if (value := getattr(self, name)) < 1:
+                raise ConfigError(f"recovery.{name}={value} is below 1", remedy="use 1 or more")
         if self.max_spike_rollbacks < 1:
             raise ConfigError(
                 f"recovery.max_spike_rollbacks={self.max_spike_rollbacks} is below 1",

@@ -43,6 +43,11 @@ class WorkerBeat(Message, tag="executor.worker_beat/1"):
     before. Reported when it grows by more than 2 %."""
     memory_predicted: int = 0
     """The same as its configuration predicts."""
+    evaluating: bool = False
+    """It computes the validation loss, which may take long."""
+    source: str = ""
+    """Digest of Headway's source that the process was started from; a worker of another one than
+    the run's gets no rank."""
 
 
 class StoreOpened(Message, tag="executor.store_opened/1"):
@@ -335,6 +340,8 @@ class AttachRun(Message, tag="executor.attach_run/1"):
     )
 
     run_dir: str
+    is_live: bool = False
+    """The run has a driver already: the node joins it and does not begin it."""
 
 
 class Attached(Message, tag="executor.attached/1"):

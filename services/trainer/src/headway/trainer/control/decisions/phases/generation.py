@@ -95,6 +95,9 @@ class Joining(Phase):
         if core.members.num_paused:
             return "the run is paused"
         late = _without(core, ("running", "finished"))
+        if evaluating := [r for r, view in late if view is not None and view.evaluating]:
+            verb = "evaluate" if len(evaluating) > 1 else "evaluates"
+            return f"{ranks(evaluating)} {verb} before the first step, for {seconds(core)}"
         waiting = [rank for rank, _ in late]
         numbers = sorted({core.fleet.rank_nodes[rank] for rank in waiting})
         troubles = ((number, core.fleet.nodes[number].trouble) for number in numbers)
