@@ -185,18 +185,6 @@ def test_a_name_that_is_used_again_on_a_new_machine_is_not_killed() -> None:
     assert hand.state.status_of(1) == "spare"
 
 
-def test_a_machine_that_is_gone_is_lost_at_once_and_without_a_spare_the_run_says_so() -> None:
-    hand = Hand(nodes=2).run()
-    hand.silent.add(1)
-    restart = only(hand.wait(LIMITS.node_silent_s + 0.2), RestartNode)
-    actions = hand.send(Failed(restart, "the machine was taken away", is_final=True))
-    assert {"node_lost", "fence"} <= set(events(actions))
-    hand.leave()
-    actions = hand.wait(1.0)
-    assert hand.state.outcome == "failed"
-    assert hand.state.detail.startswith("node 1 is lost and no spare node is left; repair")
-
-
 def test_beats_of_an_executor_that_has_ended_change_nothing() -> None:
     hand = Hand().run()
     hand.incarnation[1] = 2
@@ -389,6 +377,6 @@ def test_lost_nodes_that_wait_for_a_silent_spare_are_named_in_one_sentence() -> 
     hand.send(Failed(restarts[1], "the machine was taken away", is_final=True))
     hand.leave()
     hand.wait(0.2)
-    assert hand.state.why() == "node 1 is lost and no spare is ready"
+    assert hand.state.why().startswith("node 1 is lost and no spare is ready; waited for")
     hand.send(Failed(restarts[0], "the machine was taken away", is_final=True))
-    assert hand.state.why() == "nodes 0, 1 are lost and no spare is ready"
+    assert hand.state.why().startswith("nodes 0, 1 are lost and no spare is ready; waited for")

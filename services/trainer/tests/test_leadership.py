@@ -87,7 +87,15 @@ def test_a_former_driver_here_has_ended_when_the_next_one_acts(tmp_path: Path) -
         takeover = Takeover(tmp_path, Holder(1, 1, former.pid, former.start_ticks))
         leadership = takeover.lead(Machines(is_sure=True))
         assert former.is_doomed()
-        assert leadership.silence(2.0) == {}, "its node may be well"
+        assert leadership.silence(2.0)["former"] == 1, "its node may be frozen"
+
+
+def test_the_node_of_a_driver_that_its_own_executor_replaced_is_well(tmp_path: Path) -> None:
+    with subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"]) as child:
+        former = ProcessId.of(child.pid)
+        assert former is not None
+        takeover = Takeover(tmp_path, Holder(1, 1, former.pid, former.start_ticks))
+        assert takeover.lead(Machines(is_sure=True), node=1).silence(2.0) == {}
 
 
 def test_whoever_was_overtaken_does_not_act(tmp_path: Path) -> None:

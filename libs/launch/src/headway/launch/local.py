@@ -105,9 +105,11 @@ class LocalEngine:
             )
 
     def has_ended(self, node: int) -> bool:
-        """Whether the node was started and its init is gone; False for a lost node."""
+        """Whether the node was started and its init is gone, or is stopped together with the
+        executor, as where all processes of the node were; False for a lost node."""
         # First the init, then the announcement: ``stop_node`` removes them in the other order.
-        is_gone = self._init(node) is None
+        init = self._init(node)
+        is_gone = init is None or (_is_stopped(init) and _is_stopped(self.cluster.living(node)))
         return is_gone and self.cluster.address(node) is not None and not self.cluster.lost(node)
 
     def stop_node(self, node: int) -> None:
@@ -171,3 +173,8 @@ class LocalEngine:
         if carried is not None and carried["run_id"] not in ids:
             ids.append(str(carried["run_id"]))
         return ids
+
+
+def _is_stopped(process: ProcessId | None) -> bool:
+    """Whether the process is stopped, or there is none."""
+    return process is None or process.state() == "T"

@@ -32,6 +32,18 @@ def attach(engine: Engine, cluster: ClusterFolder, run_dir: Path, nodes: int) ->
             client.call(message, Attached, timeout_s=START_LIMIT_S / 3)
 
 
+def rejoin(cluster: ClusterFolder, node: int, run_dir: Path) -> None:
+    """Attach a live run to one more node, which has been started; harmless if it carries the run.
+
+    Raises:
+        HeadwayError: the node has not started, or carries another run.
+    """
+    address = wait_for_node(cluster, node)
+    with _client(cluster, address) as client:
+        message = AttachRun(run_dir=str(run_dir), is_live=True)
+        client.call(message, Attached, timeout_s=START_LIMIT_S / 3)
+
+
 def detach(engine: Engine, cluster: ClusterFolder, run_id: str) -> None:
     """Detach the run from every node; nodes that were created for this run end."""
     if cluster.id == run_id:

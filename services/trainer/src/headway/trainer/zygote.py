@@ -19,6 +19,7 @@ from headway.common.errors import HeadwayError
 from headway.common.log import get_logger, setup
 from headway.common.node.process import open_log, spawn
 from headway.common.node.run_dir import NodePaths, RunDir
+from headway.launch.joining import installed
 from headway.trainer.config import RunConfig
 from headway.trainer.zygote_beat import PERIOD_S, ZygoteBeat
 
@@ -28,12 +29,19 @@ log = get_logger("zygote")
 
 
 def serve(run_dir: Path, node: int) -> int:
-    """Fork on request until SIGTERM. Never returns in a forked child."""
+    """Fork on request until SIGTERM. Never returns in a forked child.
+
+    Returns 1 when the source changed while it was imported: the next zygote imports one version.
+    """
+    source = installed.source()  # cached: the workers report it as theirs
     import headway.trainer.generation  # noqa: F401 - imported before the fork, so that no worker has to
     import torch
     from headway.trainer.worker import main
 
     setup("zygote", node=node)
+    if installed.read_source() != source:
+        log.error("Headway's source changed while it was imported", source=source)
+        return 1
     torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # children are reaped by the kernel
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))

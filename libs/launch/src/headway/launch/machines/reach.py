@@ -14,6 +14,10 @@ class UnreachableError(HeadwayError):
     """The machine did not respond; its state is unknown."""
 
 
+class OnOrder(UnreachableError):
+    """There is no machine for the node yet; one was asked for, as with a queued job."""
+
+
 def run(
     words: Sequence[str],
     *,

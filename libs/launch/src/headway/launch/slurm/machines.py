@@ -22,7 +22,7 @@ from headway.common.polling import wait_until
 from headway.launch.engine import NodeLost
 from headway.launch.joining.answers import NO_INIT
 from headway.launch.machines import hooks, reach
-from headway.launch.machines.reach import UnreachableError
+from headway.launch.machines.reach import OnOrder, UnreachableError
 from headway.launch.slurm import commands, private, step
 from headway.launch.slurm.allocation import job_name, submit
 from headway.launch.slurm.config import SlurmRun
@@ -158,16 +158,16 @@ class SlurmMachines:
         self._check(place, found)
         return True
 
-    def _waiting(self, node: int) -> HeadwayError:
+    def _waiting(self, node: int) -> OnOrder:
         """Why a node without a machine has none; queues a job for one."""
         name = self._job_name(node)
         waiting = [job for job in self._jobs if job.name == name and job.state in _LIVING]
         if not waiting:
             number = submit(self._config, name, 1, self._control, "--further")
             self._forget()
-            return UnreachableError(f"node {node} is waiting for a machine: job {number} is queued")
+            return OnOrder(f"node {node} is waiting for a machine: job {number} is queued")
         [job, *_] = waiting
-        return UnreachableError(f"node {node} is waiting for a machine: job {job.id}, {job.reason}")
+        return OnOrder(f"node {node} is waiting for a machine: job {job.id}, {job.reason}")
 
     def call(self, node: int, verb: str, ticket: str, *, limit_s: float) -> str:
         """See ``Machines``."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from headway.common.plan.placement import Placement
+from headway.launch.joining import installed
 from headway.trainer.config import RunConfig
 from headway.trainer.control.decisions.events import Start
 from headway.trainer.control.journal import Journal
@@ -47,6 +48,7 @@ def begin(
         epoch=epoch,
         grace_s=JOIN_GRACE_S if is_joined and generation < 0 else 0.0,
         memory=journal.memory(),
+        source=installed.source(),
         former=former,
         former_silent_s=former_silent_s,
         snapshot_every=config.ckpt.snapshot_every,

@@ -39,7 +39,6 @@ from headway.common.wire.server import BACKLOG, Server
 from headway.common.wire.service import Service
 from headway.health import response
 from headway.launch.cluster import ClusterFolder
-from headway.launch.engine import NodeLost
 from headway.launch.engines import engine_of
 from headway.launch.lease import Holder
 from headway.trainer.config import RunConfig
@@ -68,12 +67,13 @@ from headway.trainer.control.decisions.events import (
 )
 from headway.trainer.control.decisions.state import RunState
 from headway.trainer.control.durable import Checkpoints
-from headway.trainer.control.engine_looks import EngineLooks
+from headway.trainer.control.engine_looks import EngineLooks, answer_to
 from headway.trainer.control.gate import Gate, members_of
 from headway.trainer.control.inputs import InputRecorder, begin_text, encode
 from headway.trainer.control.journal import ClockReading, Journal
 from headway.trainer.control.leadership import Leadership
 from headway.trainer.control.lines import Lines
+from headway.trainer.control.noted import Noted
 from headway.trainer.control.reports import Reports
 from headway.trainer.control.requests import Requests
 from headway.trainer.control.run_metrics import RunMetrics
@@ -132,7 +132,7 @@ class Driver:
         self.state = RunState(start, self.config.recovery, time.monotonic())
         self._records = journal  # only makes records here: its thread alone writes
         self._journal = JournalWriter(journal, self._leadership.superseded)
-        self._noted: dict[str, int] = {}
+        self._noted = Noted()
         self._recorder = InputRecorder(self.state, self._keep_input)
         self._keep_input(self.state.clock_s, encode(start), begin_text(self.config.recovery))
         self._reports = Reports(self._journal, skipped)
@@ -230,6 +230,8 @@ class Driver:
     def _heard(self, message: Message, peer: bytes) -> None:
         if getattr(message, "run_id", self._run_id) not in ("", self._run_id):
             return
+        if not self.state.knows(getattr(message, "node", -1)):
+            return
         self.lines.received(message, peer)
         if isinstance(message, Report):
             if message.incarnation == self.lines.incarnation(message.node):
@@ -256,8 +258,7 @@ class Driver:
 
     def _verdict(self, message: Verdict, peer: bytes) -> None:
         self.lines.monitor_peer = peer
-        if message.revision > self._noted.get(message.id, -1):  # it repeats until it is answered
-            self._noted[message.id] = message.revision
+        if self._noted.is_new(message.id, message.revision):  # it repeats until it is answered
             names = ("kind", "node", "rank", "pid", "service", "remedy", "is_open")
             self.note("verdict", {name: getattr(message, name) for name in names})
         if not message.is_open or self._outcome:
@@ -357,10 +358,7 @@ class Driver:
 
     def _ask_engine(self, action: RestartNode | ReleaseNode, work: Any) -> None:
         def then(_result: object, error: Exception | None) -> None:
-            if error is None:
-                self.handle(Done(action))
-            else:
-                self.handle(Failed(action, str(error), is_final=isinstance(error, NodeLost)))
+            self.handle(answer_to(action, error))
             if error is None and action == ReleaseNode(self.node):
                 # its executor and its monitor are gone: another node must lead
                 log.warning("the node of this driver has left the run; leaving", node=self.node)

@@ -7,14 +7,29 @@ from collections.abc import Callable, Sequence
 from headway.common.errors import HeadwayError
 from headway.common.log import get_logger
 from headway.launch.cluster import ClusterFolder
-from headway.launch.engine import Engine
+from headway.launch.engine import Engine, NodeLost
+from headway.launch.machines.reach import OnOrder
 from headway.trainer.control.background import Background
-from headway.trainer.control.decisions.events import ExecutorEnded
+from headway.trainer.control.decisions.events import (
+    Done,
+    ExecutorEnded,
+    Failed,
+    ReleaseNode,
+    RestartNode,
+)
 from headway.trainer.control.lines import MAX_ASKED, Lines
 
 SILENT_S = 0.6  # a little longer than a beat
 
 log = get_logger("driver")
+
+
+def answer_to(action: RestartNode | ReleaseNode, error: Exception | None) -> Done | Failed:
+    """What an engine's answer means for the decisions."""
+    if error is None:
+        return Done(action)
+    is_final, is_on_order = isinstance(error, NodeLost), isinstance(error, OnOrder)
+    return Failed(action, str(error), is_final=is_final, is_on_order=is_on_order)
 
 
 class EngineLooks:

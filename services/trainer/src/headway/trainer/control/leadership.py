@@ -94,10 +94,11 @@ class Leadership:
 
     def silence(self, driver_silent_s: float) -> dict[str, Any]:
         """Which node fell silent with the driver before, and how long ago, as in ``Start``."""
-        if self.former is None or self.former.is_here:
+        former = self.former
+        if former is None or (former.is_here and former.node == self._node):
             return {}
         silent_s = driver_silent_s + ProcessId.current().age_s()
-        return {"former": self.former.node, "former_silent_s": silent_s}
+        return {"former": former.node, "former_silent_s": silent_s}
 
     def begin(self, me: Holder) -> None:
         """Publish where this driver listens. Raises as ``Lease.publish``."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Iterable
 from typing import Any
 
 from headway.common.wire.messages.executor import KillWorker, ToWorker, WorkerBeat
@@ -19,6 +21,7 @@ from headway.trainer.control.decisions.events import (
     Send,
     Start,
 )
+from headway.trainer.control.decisions.failures import Failure, Failures
 from headway.trainer.control.decisions.fleet import Fleet
 from headway.trainer.control.decisions.members import Members
 from headway.trainer.control.decisions.restore import Copies
@@ -86,6 +89,18 @@ class Core:
         self.drains = tuple(drain for drain in memory.drains if drain[0] in self.fleet.nodes)
         """Nodes that are about to leave, as a successor must know them."""
         self.is_memory_stale = self.drains != memory.drains
+        self.failures = Failures(memory.failures)
+        self.fleet.source = self._own_source = start.source
+        self.odd_code: dict[int, str] = {}
+        """Node -> the other digest of its standbys that was logged."""
+        self.zygote_restarts: dict[int, float] = {}
+        self.waited_s, self.wait_seen_at = memory.waited_s, 0.0
+        """How long a node with ranks has been missing, and up to when that was counted."""
+        self.on_order: dict[int, str] = {}
+        """Nodes for which the engine has a machine on order -> what it said."""
+        self.gave_up_at: float | None = None
+        """When the wait was over; the end only waits for the newest checkpoint's name."""
+        self.final_checkpoint = ""
         self.rollback = memory.rollback
         """(step, generation): the user wants this checkpoint back in a later generation."""
         self._restored: dict[int, tuple[int, float]] = {}
@@ -259,8 +274,33 @@ class Core:
         cause = f"rank {rank} is lost: {reason}"
         if is_blamed and self.phase in ("joining", "running", "leaving"):
             self.brake.blame(cause, cause)
-            self.is_memory_stale = True
+            self.count_failure(rank, reason)
         return actions + self.interrupted(cause)
+
+    def count_failure(self, rank: int, cause: str, *, is_error: bool = False) -> None:
+        """Note that the rank ended the generation, against its node."""
+        node = self.fleet.rank_nodes[rank]
+        failure = Failure(node, self.generation, self.clock.now, cause, is_error, self.restore.step)
+        self.failures.add(failure)
+        self.is_memory_stale = True
+
+    def is_flaky(self, node: int) -> bool:
+        """Whether the ranks of this node keep failing, unlike those of others."""
+        return self.failures.excess(node, self.clock.now) >= self.limits.max_node_failures
+
+    @property
+    def source(self) -> str:
+        """Digest of the code that the run's ranks compute with; empty: any will do."""
+        return self.fleet.source
+
+    def is_same_code(self, view: WorkerBeat) -> bool:
+        """Whether the worker has the code that the run's ranks compute with."""
+        return not self.source or view.source in ("", self.source)
+
+    def choose_source(self, views: Iterable[WorkerBeat]) -> None:
+        """The code of the run is that of these workers; without any, this driver's own."""
+        found = Counter(view.source for view in views if view.source)
+        [(self.fleet.source, _)] = found.most_common(1) or [(self._own_source, 0)]
 
     def interrupted(self, reason: str, *, is_counted: bool = True) -> list[Action]:
         """A member cannot go on: leave the generation, or gather again if none has begun."""
@@ -311,26 +351,6 @@ class Core:
             actions += self.interrupted(f"node {number} is lost: {reason}", is_counted=is_counted)
         return actions
 
-    def replace_lost(self) -> list[Action]:
-        """Move the ranks of lost nodes to spares;
-        fail only when no node is left that could become one."""
-        actions: list[Action] = []
-        for number in list(self.fleet.lost_carriers):
-            spare = self.fleet.spare_for(number)
-            if spare is not None:
-                ranks = self.fleet.move_ranks(number, spare)
-                for rank in ranks:
-                    self.members.drop(rank)
-                fields = {"node": number, "spare": spare, "ranks": list(ranks)}
-                actions.append(Log("node_replaced", fields))
-            elif not self.fleet.can_wait_for(number):
-                detail = (
-                    f"node {number} is lost and no spare node is left; repair its machine, or "
-                    "lower launch.nodes or raise launch.spares, then `headway run` again"
-                )
-                return [*actions, *self.finish("failed", detail)]
-        return actions
-
     def lost_carriers(self) -> list[int]:
         """Numbers of the lost nodes that carry ranks, sorted."""
         return sorted(self.fleet.lost_carriers)
@@ -357,5 +377,7 @@ class Core:
             passes=tuple((step, *passed) for step, passed in self.passes.items()),
             drains=self.drains,
             answered=self.answered,
+            failures=self.failures.kept,
+            waited_s=self.waited_s // 60.0 * 60.0,
             losses=tuple((n.number, n.losses) for n in self.fleet.nodes.values() if n.losses),
         )

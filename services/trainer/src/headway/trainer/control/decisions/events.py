@@ -43,6 +43,8 @@ class Failed:
     action: Action
     error: str
     is_final: bool = False
+    is_on_order: bool = False
+    """The engine has asked for a machine and waits for it, as for a queued job."""
 
 
 @dataclass(frozen=True)
@@ -238,6 +240,10 @@ class Memory:
     that may not return at their next beat."""
     losses: tuple[tuple[int, int], ...] = ()
     """(node, how often it was given up)."""
+    failures: tuple[tuple[int, int, int, str, bool, int], ...] = ()
+    """As ``Failures.kept``: which nodes' ranks have failed within the hour."""
+    waited_s: float = 0.0
+    """How long a node with ranks has been missing, in whole minutes."""
     rollback: tuple[int, int] | None = None
     """(step of the checkpoint that the user wants back, newest generation when it was asked for),
     until the run steps from there."""
@@ -271,6 +277,8 @@ class Start:
     memory: Memory = field(default_factory=Memory)
     grace_s: float = 0.0
     """How much longer than usual nodes may take until their first beat."""
+    source: str = ""
+    """Digest of the source that this driver's machine has; empty: any worker will do."""
     former: int = -1
     """Node of the driver before, which fell silent with it; -1 if that runs on."""
     former_silent_s: float = 0.0

@@ -55,6 +55,10 @@ class Node:
     until no full beat shows them any more."""
     losses: int = 0
     """How often it was given up: another spare is preferred."""
+    sources: frozenset[str] = frozenset()
+    """Digests of its standbys' code."""
+    fell_silent: bool = False
+    """It was silent, and has shown no living worker since."""
 
 
 @dataclass(slots=True)
@@ -97,6 +101,10 @@ class Fleet:
         """Of those, the lost ones."""
         self.barred: dict[int, None] = {}
         """Lost nodes that do not return at their next beat."""
+        self.bare: dict[int, None] = {}
+        """Nodes that report again after a silence, without any worker."""
+        self.source = ""
+        """Digest of the code of the run's ranks."""
         self.newest = -1
         """Newest generation that any worker was ever in: numbers up to it are used."""
         self._by_silence: dict[int, None] = dict.fromkeys(self.nodes)
@@ -130,14 +138,12 @@ class Fleet:
 
     def ready_spares(self) -> list[int]:
         """The spares in good order."""
-        return [number for number in self.spares if not self.nodes[number].trouble]
+        nodes = (self.nodes[number] for number in self.spares)
+        return [node.number for node in nodes if not node.trouble and not self.is_odd(node)]
 
-    def can_wait_for(self, number: int) -> bool:
-        """Whether some node may yet carry the ranks of this one, itself included if it returns."""
-        return any(
-            node.bar not in ("gone", "evicted") and (not node.ranks or node.number == number)
-            for node in self.nodes.values()
-        )
+    def is_odd(self, node: Node) -> bool:
+        """Whether the node's standbys are all of other code than the run's ranks."""
+        return bool(self.source and node.sources) and not node.sources & {"", self.source}
 
     def held(self) -> bool:
         """Whether a worker that can be reached holds groups of some generation."""
@@ -210,10 +216,14 @@ class Fleet:
             changes += [Change(name, view, None) for name, view in old.items() if name not in new]
         node.workers, node.generation, node.step = new, generation, step
         node.version, node.trouble = beat.version, beat.trouble
+        node.sources = frozenset([view.source for view in workers if view.status == "idle"])
         if beat.services is not None:
             node.services = dict(beat.services)
         if node.gone:
             self._forget_gone(node)
+        if node.fell_silent:
+            node.fell_silent = not any(name not in node.gone for name in node.workers)
+            _keep(self.bare, number, None, node.fell_silent)
         for change in changes:
             self._index(node, change.worker)
         if self.newest < generation <= self.newest + SANE_GENERATIONS:
@@ -268,7 +278,8 @@ class Fleet:
     def miss(self, node: Node) -> None:
         """The node is silent. What comes next may be a new machine
         that counts as the old one did."""
-        node.is_missed, node.version = True, -1
+        node.is_missed, node.fell_silent, node.version = True, True, -1
+        self.bare.pop(node.number, None)
         if node.status != "lost":
             self._set_status(node, "silent")
 
@@ -284,12 +295,19 @@ class Fleet:
         node.workers = {}
         for name in workers:
             self._index(node, name)
-        node.services, node.version = {}, -1
+        node.services, node.version, node.fell_silent = {}, -1, False
+        self.bare.pop(node.number, None)
         node.barred_process = node.process
         self.set_bar(node, bar)
         node.losses += 1
         self._set_status(node, "lost")
         return workers
+
+    def forgive_silences(self) -> None:
+        """Nodes that have no worker yet are starting, and have not lost any."""
+        for node in self.nodes.values():
+            node.fell_silent = False
+        self.bare.clear()
 
     def set_bar(self, node: Node, bar: str) -> None:
         """Say what a lost node must show before it may return."""
@@ -338,6 +356,7 @@ def _is_as_before(old: WorkerBeat, new: WorkerBeat) -> bool:
         and old.rank == new.rank
         and old.pid == new.pid
         and old.command == new.command
+        and old.source == new.source
         and old.applied == new.applied
         and old.paused == new.paused
         and old.restored_bytes == new.restored_bytes

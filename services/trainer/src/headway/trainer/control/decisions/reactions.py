@@ -33,6 +33,7 @@ def on_beat(core: Core, beat: NodeBeat) -> tuple[int | None, list[Action]]:
     if node.step > core.furthest and node.ranks and node.generation == core.generation:
         core.step_s = (core.clock.now - core.progress_at) / (node.step - core.furthest)
         core.furthest, core.progress_at = node.step, core.clock.now
+    core.on_order.pop(node.number, None)
     if received.was_silent:
         core.effects.forget(RestartNode, node.number)
     if received.returned:
@@ -116,6 +117,7 @@ def _note_cause(core: Core, left: LeftGeneration) -> bool:
         return False
     if left.reason == "error":
         core.brake.blame(left.detail, f"rank {left.rank} failed: {left.detail}")
+        core.count_failure(left.rank, left.detail, is_error=True)
     return True
 
 
@@ -159,6 +161,8 @@ def on_failed(core: Core, failed: Failed) -> list[Action]:
     core.effects.settle(action, failed.error or "it failed")
     fields = {"action": type(action).__name__, "reason": failed.error}
     log: list[Action] = [Log("action_failed", fields)]
+    if isinstance(action, RestartNode):
+        _note_order(core, failed, action.node)
     match action:
         case RestartNode() if failed.is_final and core.fleet.nodes[action.node].is_missed:
             log += core.lose_node(action.node, failed.error, bar="gone")
@@ -176,6 +180,13 @@ def on_failed(core: Core, failed: Failed) -> list[Action]:
         case _:
             pass
     return log
+
+
+def _note_order(core: Core, failed: Failed, node: int) -> None:
+    """Note whether the engine has a machine on order for the node."""
+    core.on_order.pop(node, None)
+    if failed.is_on_order:
+        core.on_order[node] = failed.error
 
 
 def eviction_refusal(core: Core, node: int) -> str:

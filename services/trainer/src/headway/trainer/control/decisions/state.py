@@ -21,7 +21,7 @@ from headway.common.wire.messages.driver import NodeBeat, Relay, Seals, WorkerGo
 from headway.common.wire.messages.executor import WorkerBeat
 from headway.common.wire.messages.worker import Restore, Steer
 from headway.trainer.config import RecoveryConfig
-from headway.trainer.control.decisions import reactions, silence
+from headway.trainer.control.decisions import reactions, same_code, silence, waiting
 from headway.trainer.control.decisions.core import Core
 from headway.trainer.control.decisions.drains import Drains, drain_refusal
 from headway.trainer.control.decisions.events import (
@@ -119,6 +119,7 @@ class RunState:
         actions = self._overdue()
         if core.phase != "over":
             actions += silence.watch(core) + reactions.release(core) + core.kills()
+            actions += same_code.watch(core) + waiting.watch(core)
             actions += reactions.check_rollback(core) + self._verdicts.repeat(core)
             actions += self._saves.look(core) + self._drains.look(core)
             actions += self._stop.look(core, self.why)
@@ -308,6 +309,10 @@ class RunState:
     def nodes(self) -> list[int]:
         """Numbers of all nodes, lost ones included."""
         return list(self._core.fleet.nodes)
+
+    def knows(self, node: int) -> bool:
+        """Whether the run has a node of this number."""
+        return node in self._core.fleet.nodes
 
     def worker(self, name: str | None) -> WorkerBeat | None:
         """The newest beat of a worker, None if its node reports none."""

@@ -148,7 +148,7 @@ class Executor:
             self.cluster.write(
                 f"nodes/{self.node}.run", {"run_dir": str(run_dir), "run_id": run.run_id}
             )
-            self._carry(run_dir, is_fresh=True)
+            self._carry(run_dir, is_fresh=not message.is_live)
         return Attached(node=self.node)
 
     def _carry(self, run_dir: Path, *, is_fresh: bool) -> None:

@@ -126,6 +126,8 @@ def found(core: Core, event: DurableFound) -> list[Action]:
     if event.only != core.rollback_step:
         return []  # an earlier question, too
     core.effects.settled(FindDurable, trouble or None)
+    if core.gave_up_at is not None and not trouble:
+        core.final_checkpoint = _sentence(checkpoint)
     if core.phase != "choosing":
         return []
     if core.rollback and checkpoint is None and not trouble:
@@ -200,6 +202,12 @@ def begun(core: Core, action: BeginGeneration) -> list[Action]:
     if core.restore.source == "init" and before >= 0:
         actions.append(Log("started_over", {"generation": core.generation, "reason": STARTED_OVER}))
     return actions
+
+
+def _sentence(checkpoint: tuple[int, str] | None) -> str:
+    if checkpoint is None:
+        return "there is no checkpoint yet"
+    return f"the newest checkpoint is of step {checkpoint[0]}"
 
 
 def _in_arenas(core: Core) -> bool:

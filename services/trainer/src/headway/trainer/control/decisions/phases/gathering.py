@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from headway.common.wire.messages.executor import WorkerBeat
-from headway.trainer.control.decisions import spikes
+from headway.trainer.control.decisions import spikes, waiting
 from headway.trainer.control.decisions.core import Core
 from headway.trainer.control.decisions.events import Action, Log, RestartNode
-from headway.trainer.control.decisions.fleet import names
 from headway.trainer.control.decisions.phases.base import Phase, ranks
+from headway.trainer.control.decisions.replacing import replace, replace_lost
+from headway.trainer.control.decisions.same_code import code_sentence, refused_nodes
 from headway.trainer.control.decisions.silence import RESTART_GRACE_S, restart
 
 
@@ -18,9 +19,7 @@ class Gathering(Phase):
     name = "gathering"
 
     def look(self, core: Core, node: int | None) -> list[Action]:
-        actions = core.replace_lost()
-        if core.phase != self.name:
-            return actions
+        actions = replace(core)
         if core.is_adopting:
             if core.fleet.unreachable or not _are_all_known(core):
                 return actions
@@ -53,17 +52,16 @@ class Gathering(Phase):
         for number in [] if core.is_adopting else _short(core):
             if core.fleet.spare_for(number) is not None:
                 actions += core.lose_node(number, _no_worker(core, number), bar="trouble")
-                actions += core.replace_lost()
+                actions += replace_lost(core)
             elif not core.effects.is_asked(RestartNode, number):
                 actions += restart(core, number)
         return actions
 
     def why(self, core: Core) -> str:
-        if lost := core.lost_carriers():
-            return f"{names(lost)} {'are' if len(lost) > 1 else 'is'} lost and no spare is ready"
-        if silent := sorted(core.fleet.unreachable):
-            has = "have" if len(silent) > 1 else "has"
-            return f"{names(silent)} {has} not reported for {_silence(core, silent)}"
+        if core.fleet.unreachable:
+            return waiting.missing_sentence(core) + waiting.outlook(core)
+        if refused := refused_nodes(core):
+            return code_sentence(core, refused) + waiting.outlook(core)
         if core.is_adopting:
             return "a new driver is taking over"
         for number in _short(core):
@@ -85,11 +83,6 @@ def _last_resort(core: Core) -> list[Action]:
         if node.bar == "trouble" and core.effects.due(RestartNode, number, again_s=RESTART_GRACE_S):
             actions += restart(core, number)
     return actions
-
-
-def _silence(core: Core, nodes: list[int]) -> str:
-    longest_s = max(core.clock.now - core.fleet.nodes[number].beat_at for number in nodes)
-    return f"{max(0.0, longest_s):.0f} s"
 
 
 def _short(core: Core) -> list[int]:
@@ -119,7 +112,7 @@ def _fill(core: Core, rank: int) -> None:
 
 def _is_free(core: Core, view: WorkerBeat) -> bool:
     is_outside = view.status in ("idle", "left") and not core.fleet.is_gone(view.worker)
-    return is_outside and view.worker not in core.members.rank_of
+    return is_outside and view.worker not in core.members.rank_of and core.is_same_code(view)
 
 
 def _are_all_known(core: Core) -> bool:
@@ -140,6 +133,7 @@ def _adopt(core: Core) -> list[Action]:
     newest = max((view.generation for view in views), default=-1)
     core.numbered = max(core.numbered, newest)
     core.generation = core.members.generation = max(core.generation, newest)
+    core.choose_source(view for view in views if view.generation == newest)
     for view in views:
         is_home = core.fleet.rank_nodes.get(view.rank) == core.fleet.home[view.worker]
         if view.generation == newest and view.status != "idle" and is_home:
@@ -153,5 +147,6 @@ def _adopt(core: Core) -> list[Action]:
         spikes.end(core)
         return [Log("adopted", {"generation": core.generation})]
     if not views:
+        core.fleet.forgive_silences()  # the run was stopped: its nodes are starting
         return []
     return core.fence("the driver was restarted in the middle of a recovery", is_counted=False)

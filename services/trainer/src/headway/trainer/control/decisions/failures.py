@@ -1,0 +1,84 @@
+"""Which nodes' ranks keep dying: failures are counted per node for an hour."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+from typing import NamedTuple
+
+WINDOW_S = 3600.0
+"""A failure counts for this long."""
+MAX_KEPT = 128
+MAX_CAUSE = 120
+
+
+class Failure(NamedTuple):
+    """One generation that ended by a rank of the node."""
+
+    node: int
+    generation: int
+    at: float
+    cause: str
+    is_error: bool
+    """An exception of the rank's code, and not a death of its process."""
+    step: int
+    """The step that the generation began at."""
+
+
+class Failures:
+    """Failures of the nodes' ranks, the newest last.
+
+    Args:
+        known: what the driver before knew, as ``kept``.
+        now: on this driver's clock; the newest of those counts as happening now.
+    """
+
+    def __init__(
+        self, known: Iterable[tuple[int, int, int, str, bool, int]] = (), now: float = 0.0
+    ) -> None:
+        self._all = [
+            Failure(node, generation, now - before_s, cause, is_error, step)
+            for node, generation, before_s, cause, is_error, step in known
+        ]
+
+    def add(self, new: Failure) -> bool:
+        """Count a failure; False if it is known: a node's ranks may all fall together, and an
+        exception that repeats at one step is the code's."""
+        self._all = [one for one in self._all if new.at - one.at < WINDOW_S]
+        for one in self._all:
+            is_repeated = new.is_error and (one.cause, one.step) == (new.cause, new.step)
+            if one.node == new.node and (one.generation == new.generation or is_repeated):
+                return False
+        self._all = [*self._all, new._replace(cause=new.cause[:MAX_CAUSE])][-MAX_KEPT:]
+        return True
+
+    def excess(self, node: int, now: float) -> int:
+        """How many more failures the node has had within the hour than any other: what happens on
+        all of them is not the fault of one. An exception that another node has raised, too, does
+        not count."""
+        recent = [one for one in self._all if now - one.at < WINDOW_S]
+        nodes_of: dict[str, set[int]] = {}
+        for one in recent:
+            nodes_of.setdefault(one.cause, set()).add(one.node)
+        counts = Counter(
+            one.node for one in recent if not one.is_error or len(nodes_of[one.cause]) == 1
+        )
+        return counts.pop(node, 0) - max(counts.values(), default=0)
+
+    def causes(self, node: int) -> list[str]:
+        """Why they failed, each reason once."""
+        return list(dict.fromkeys(one.cause for one in self._all if one.node == node))
+
+    @property
+    def nodes(self) -> set[int]:
+        """The nodes that have had any."""
+        return {one.node for one in self._all}
+
+    @property
+    def kept(self) -> tuple[tuple[int, int, int, str, bool, int], ...]:
+        """(node, generation, seconds before the newest, cause, is_error, step)."""
+        newest = self._all[-1].at if self._all else 0.0
+        return tuple(
+            (one.node, one.generation, int(newest - one.at), one.cause, one.is_error, one.step)
+            for one in self._all
+        )
