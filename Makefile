@@ -106,7 +106,7 @@ gpu: ## run the GPU tests, also without a network (PART=model, groups, recovery 
 gpu-wheels: setup ## fill wheels/ with what `make gpu` installs there
 	"$(PY)" infra/gpu/gpu.py wheels
 
-up: setup ## start a cluster of NODES emulated nodes with Terraform
+up: setup ## start a cluster of NODES emulated nodes with Terraform (DRAIN=1: stop runs on nodes that end)
 	PATH="$(abspath $(BIN)):$$PATH" infra/terraform/up.sh $(TARGET) $(NODES)
 
 down: setup ## stop the runs of that cluster with a checkpoint, then its nodes (YES=1: do not ask)

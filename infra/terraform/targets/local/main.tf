@@ -94,7 +94,7 @@ resource "terraform_data" "node" {
   }
   provisioner "local-exec" {
     when        = destroy
-    command     = "\"$HEADWAY\" node stop --cluster \"$DIR\" --node \"$NODE\""
+    command     = "\"$HEADWAY\" node stop --cluster \"$DIR\" --node \"$NODE\" --unused"
     environment = { HEADWAY = self.input.headway, DIR = self.input.dir, NODE = self.input.node }
   }
 }

@@ -73,12 +73,17 @@ def create(
     ports: Annotated[
         str, typer.Option(metavar="LOW-HIGH", help="Range of ports; any free one by default.")
     ] = "",
+    drain_runs: Annotated[
+        bool,
+        typer.Option("--drain", help="Stop, with a checkpoint, live runs that use ended nodes."),
+    ] = False,
     yes: Yes = False,
     as_json: AsJson = False,
 ) -> None:
     """Create a cluster, or change its number of nodes.
 
-    An existing cluster keeps its network.
+    An existing cluster keeps its network. A smaller number is refused while a live run uses one of
+    the nodes that would end, unless --drain stops that run first.
     """
     from headway.common.wire.addresses import Network
     from headway.launch.cluster import ClusterFolder
@@ -102,6 +107,7 @@ def create(
         if nodes < (old := cluster.nodes):
             ended = f"node {nodes}" if old == nodes + 1 else f"nodes {nodes} to {old - 1}"
             confirm(f"end {ended} of {folder}?", yes)
+            _free(cluster, nodes, drain_runs, as_json)
         LocalEngine(cluster).resize(nodes)
     else:
         network = Network(interface, ports=ports)
@@ -109,6 +115,23 @@ def create(
         cluster = ClusterFolder.create(folder, nodes=nodes, network=network)
     done = {"cluster": str(folder), "id": cluster.id, "nodes": nodes}
     emit(done, as_json, [f"{folder}: {line or f'{nodes} nodes'}"])
+
+
+def _free(cluster: ClusterFolder, nodes: int, drain_runs: bool, as_json: bool) -> None:
+    """Make sure that no live run uses a node beyond the first ``nodes``.
+
+    Raises:
+        InputError: one does, and it is not to be stopped, or it does not stop.
+    """
+    from headway.console.lifecycle.ending import end
+    from headway.console.lifecycle.on_cluster import check_unused, live_runs
+
+    used = live_runs(cluster) if drain_runs else {}
+    for run in {run.path: run for node, run in used.items() if node >= nodes}.values():
+        typer.echo(f"stopping run {run.name}, which uses nodes that end", err=as_json)
+        done = end(run, report=lambda line: typer.echo(line, err=as_json))
+        typer.echo(done.line(), err=as_json)
+    check_unused(cluster, nodes, cluster.nodes - 1, ", or use --drain (`make up` DRAIN=1)")
 
 
 def _create_of_machines(folder: Path, hosts: Path | None, slurm: Path | None) -> tuple[int, str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -17,6 +18,7 @@ from headway.console.commands.pages import MACHINES, add_group
 
 if TYPE_CHECKING:
     from headway.console.run import Run
+    from headway.launch.cluster import ClusterFolder, NodeAddress
     from headway.launch.joining.bundle import Bundle
 
 REPORT_S = 10.0
@@ -68,47 +70,71 @@ def start(
     cluster: Annotated[
         Path | None, typer.Option("--cluster", metavar="DIR", help="The cluster's folder.")
     ] = None,
-    run: Annotated[
-        str | None, typer.Option("--run", metavar="RUN", help="A run on several machines.")
-    ] = None,
+    run: Annotated[str | None, typer.Option("--run", metavar="RUN", help="A live run.")] = None,
     runs_dir: RunsDir = RUNS,
     as_json: AsJson = False,
 ) -> None:
     """Start a node, unless it runs already.
 
-    Returns when the node can be reached. With --run, the node's executor is restarted: a machine
-    that was evicted, drained or given up becomes a spare again. --json then prints run, node and
-    machine.
+    Returns when the node can be reached, and in a live run when it reports to the driver: a node
+    that was evicted, drained or given up becomes a spare again, or takes its ranks back. With --run
+    on several machines, the node's executor is restarted, and --json prints run, node and machine.
     """
     if (cluster is None) == (run is None):
         raise InputError(
-            "either --cluster or --run is needed", remedy="use --run for a run on several machines"
+            "either --cluster or --run is needed", remedy="name the run or the cluster's folder"
         )
-    if cluster is None:
-        _start_on_machine(node, run, runs_dir, as_json)
-        return
     from headway.launch.cluster import ClusterFolder
-    from headway.launch.local import LocalEngine
-    from headway.launch.nodes import bring_up
 
+    if cluster is None:
+        found = find_run(run, runs_dir)
+        if found.folder.bundle.exists() or not found.live:
+            _start_on_machine(node, found, as_json)
+            return
+        cluster = found.cluster_folder
     folder = ClusterFolder(cluster)
     folder.check_emulated()
-    address = bring_up(LocalEngine(folder), folder, node)
+    address, joined = _start_here(folder, node)
     pid, endpoint = address.process.pid, address.endpoint
     facts = {"cluster": str(cluster), "node": node, "pid": pid, "endpoint": endpoint}
-    emit(facts, as_json, [f"node {node} is up, pid {pid}, {endpoint}"])
+    of_run = f" in run {joined.name}" if joined is not None else ""
+    emit(facts, as_json, [f"node {node} is up{of_run}, pid {pid}, {endpoint}"])
 
 
-def _start_on_machine(node: int, run: str | None, runs_dir: Path, as_json: bool) -> None:
+def _start_here(folder: ClusterFolder, node: int) -> tuple[NodeAddress, Run | None]:
+    """Start an emulated node, and let it join the live run that its cluster carries, if any.
+
+    Raises:
+        HeadwayError: it does not start, or does not report to the run's driver.
+    """
+    from headway.console.lifecycle.on_cluster import joinable_run
+    from headway.launch.local import LocalEngine
+    from headway.launch.nodes import bring_up, rejoin
+
+    deadline = time.monotonic() + REPORT_LIMIT_S
+    while True:  # the end of a node that was evicted just now may still be under way
+        address, run = bring_up(LocalEngine(folder), folder, node), joinable_run(folder, node)
+        if run is None:
+            return address, None
+        rejoin(folder, node, run.path)
+        if wait_until(partial(_reports, run, node), REPORT_S):
+            return address, run
+        if time.monotonic() > deadline:
+            raise HeadwayError(
+                f"node {node} is up, but has not reported to the driver of run {run.name}",
+                remedy=f"`headway status {run.name}` shows what the run waits for",
+            )
+
+
+def _start_on_machine(node: int, found: Run, as_json: bool) -> None:
     from headway.launch.engines import of_bundle
 
-    found = find_run(run, runs_dir)
     engine = of_bundle(_bundle_of(found))
     machine = engine.name_of(node)
     deadline = time.monotonic() + REPORT_LIMIT_S
     while True:  # the end of a node that was given up may be on its way to the machine
         engine.start_node(node, kill_hung=True)
-        if wait_until(lambda: _reports(found, node), REPORT_S):
+        if wait_until(partial(_reports, found, node), REPORT_S):
             break
         if time.monotonic() > deadline:
             raise HeadwayError(
@@ -165,17 +191,28 @@ def ticket(
     typer.echo(Ticket.of(bundle, node, config_of(bundle.engine).scratch).to_json())
 
 
-def stop(cluster: ClusterOption, node: Node, yes: Yes = False, as_json: AsJson = False) -> None:
+def stop(
+    cluster: ClusterOption,
+    node: Node,
+    unused: Annotated[
+        bool, typer.Option("--unused", help="Refuse if a live run uses the node.")
+    ] = False,
+    yes: Yes = False,
+    as_json: AsJson = False,
+) -> None:
     """End everything that runs on a node.
 
     Does nothing if the cluster or the node is absent.
     """
+    from headway.console.lifecycle.on_cluster import check_unused
     from headway.launch.cluster import ClusterFolder
     from headway.launch.local import LocalEngine
 
     folder = ClusterFolder(cluster)
     if folder.exists:
         folder.check_emulated()
+        if unused:
+            check_unused(folder, node, node)
         if folder.carried(node) is not None:
             confirm(f"end the processes of the run on node {node} of {cluster}?", yes)
         LocalEngine(folder).stop_node(node)

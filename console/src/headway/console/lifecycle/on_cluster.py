@@ -1,0 +1,51 @@
+"""Which live runs the nodes of a cluster on this machine carry."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from headway.common.errors import InputError
+from headway.console.run import Run
+from headway.launch.cluster import ClusterFolder
+
+
+def live_runs(cluster: ClusterFolder) -> dict[int, Run]:
+    """Node -> the live run that it carries, in order."""
+    runs: dict[Path, Run] = {}
+    found = {}
+    for node, carried in sorted(cluster.runs().items()):
+        path = Path(str(carried["run_dir"]))
+        if (path / "run.json").exists():
+            run = runs.setdefault(path, Run(path))
+            if run.live:
+                found[node] = run
+    return found
+
+
+def joinable_run(cluster: ClusterFolder, node: int) -> Run | None:
+    """The live run on the cluster that was started with a node of this number."""
+    for run in live_runs(cluster).values():
+        launch = run.config.launch
+        if node < launch.nodes + launch.spares:
+            return run
+    return None
+
+
+def check_unused(cluster: ClusterFolder, first: int, last: int, remedy: str = "") -> None:
+    """
+    Raises:
+        InputError: a live run uses one of the nodes from ``first`` to ``last``. A node whose
+            processes have died is not used: starting it again does the run no harm.
+    """
+    for node, run in live_runs(cluster).items():
+        if first <= node <= last and _is_up(cluster, node):
+            stop = f"stop it first: `headway stop {run.name} --runs-dir {run.path.parent}`"
+            raise InputError(
+                f"node {node} of {cluster.path} is used by run {run.name}, which is live",
+                remedy=stop + remedy,
+            )
+
+
+def _is_up(cluster: ClusterFolder, node: int) -> bool:
+    executor = cluster.living(node)
+    return executor is not None and executor.state() != "T"
