@@ -54,7 +54,7 @@ def test_a_lost_node_is_replaced_by_the_spare_from_the_durable_step() -> None:
 
 
 def test_a_lost_node_without_a_spare_ends_the_run_with_a_reason() -> None:
-    cluster = FakeCluster()
+    cluster = FakeCluster(limits=dataclasses.replace(LIMITS, wait_for_node_s=2.0))
     cluster.run(10)
     cluster.lose_node(2)
     cluster.run(20)
@@ -62,7 +62,7 @@ def test_a_lost_node_without_a_spare_ends_the_run_with_a_reason() -> None:
     cluster.run(200)
     finish = cluster.finished
     assert finish is not None and finish.outcome == "failed"
-    assert finish.detail.startswith("node 1 is lost and no spare node is left; repair")
+    assert finish.detail.startswith("node 1 is lost and no spare is ready; ")
 
 
 def test_a_restarted_driver_takes_a_healthy_run_as_it_finds_it() -> None:
