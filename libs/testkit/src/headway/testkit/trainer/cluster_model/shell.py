@@ -49,6 +49,7 @@ LIMITS = RecoveryConfig(
     read_timeout_s=3.0,
     choose_timeout_s=6.0,
     stop_timeout_s=10.0,
+    wait_for_node_s=100.0,
     max_crashes=50,
 )
 
