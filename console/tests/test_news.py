@@ -85,6 +85,18 @@ def test_what_no_recovery_follows_is_a_line_of_its_own(
     assert lines() == ["standby worker w7 was killed"]
 
 
+def test_a_hang_is_reported_before_it_is_ended_and_counts_as_its_cause(
+    lines: Lines, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    why = "the ranks hung, and which one caused it is not known"
+    assert lines(_verdict("unexplained_hang", -1), _fence(why), *BACK) == [why]
+    monkeypatch.setattr(news, "HOLD_S", 0.0)
+    lines(_verdict("unexplained_hang", -1), _verdict("silence", 2))
+    hang, rank = lines()
+    assert hang.endswith("is not known; if that lasts, all of them start again")
+    assert rank == ("rank 2 hangs while the others wait for it; if that lasts, it is replaced")
+
+
 def test_a_driver_that_was_killed_on_purpose_is_one_line(lines: Lines) -> None:
     kill = ("injected", {"target": "driver", "fault": "kill", "rank": -1, "node": 0})
     assert lines(kill, ("adopted", {"generation": 0})) == ["a new driver took over generation 0"]

@@ -14,7 +14,7 @@ from headway.health.client import verdicts_of
 from headway.health.config import HealthConfig
 from headway.health.journal import read_verdicts
 from headway.health.reporter import REPEAT_S, Unanswered
-from headway.health.responses import KILL_WORKER, OBSERVE, response
+from headway.health.responses import RESTART_RANKS, response
 from headway.health.state import MonitorState
 from headway.testkit.beats import RUN_ID, SimulatedNode, beat_times, lockstep, stall_others
 from headway.testkit.health_bench import Bench, health_bench
@@ -122,26 +122,29 @@ def test_what_stands_after_it_was_acted_on_is_given_again(letter: str, kind: str
     assert {row.name: row.value for row in given[-1].evidence}["repeated"].startswith("2 times")
 
 
-def test_a_guess_becomes_certain_enough_to_act_on_when_it_is_made_again() -> None:
+def test_a_hang_that_nobody_explains_never_becomes_the_fault_of_a_rank() -> None:
     timelines = lockstep(4, 100, lambda _: 0.4)
     for timeline in timelines:
         timeline.hang(20.0, "NORM")
     nodes = [SimulatedNode(index, timelines[2 * index : 2 * index + 2]) for index in range(2)]
-    given = play(MonitorState(CONFIG, RUN_ID), nodes, 40.0, answer=response)
-    assert len({one.id for one in given}) == 1
-    assert [response(one) for one in given[:4]] == [OBSERVE] * 3 + [KILL_WORKER]
+    given = play(MonitorState(CONFIG, RUN_ID), nodes, 300.0, answer=response)
+    assert len(given) > 3, "it is repeated as long as the answer does not help"
+    assert {(one.id, one.kind, one.rank, response(one)) for one in given} == {
+        (given[0].id, "unexplained_hang", -1, RESTART_RANKS)
+    }
 
 
-def test_a_second_hung_rank_is_named_once_the_first_was_acted_on_in_vain() -> None:
+def test_of_two_ranks_that_wait_for_nobody_none_is_named_until_one_is_gone() -> None:
     state, nodes = MonitorState(CONFIG, RUN_ID), hung_nodes()
     nodes[0].timelines[0].hang(20.2, "BACKWARD")
     nodes[1].timelines[1].hang(20.0, "FORWARD")
-    given = play(state, nodes, 40.0, answer=lambda _: "killed the worker")
-    assert given[0].rank == 3, "who stopped first is blamed first"
+    given = play(state, nodes, 30.0)
+    assert [(one.kind, one.rank) for one in given] == [("unexplained_hang", -1)]
     nodes[1].states[3] = "gone"
-    given = play(state, nodes, 80.0, start_s=40.0, answer=lambda _: "replaced the worker")
-    assert [(one.kind, one.rank) for one in given[:1]] == [("crash", 3)]
-    assert ("silence", 0) in [(one.kind, one.rank) for one in given]
+    done = lambda one: "replaced the worker" if one.is_open else ""  # noqa: E731
+    given = play(state, nodes, 60.0, start_s=30.0, answer=done)
+    named = [(one.kind, one.rank) for one in given if one.is_open]
+    assert named[0] == ("crash", 3) and ("silence", 0) in named
 
 
 def test_a_node_without_an_agent_does_not_protect_a_hung_rank_of_another() -> None:

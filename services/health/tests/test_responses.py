@@ -35,6 +35,7 @@ def test_every_kind_and_action_that_the_monitor_gives_has_its_row_and_no_other()
         ("stopped", "kill_worker", 0.95, "kill_worker"),
         ("silence", "kill_worker", 0.8, "kill_worker"),
         ("silence", "kill_worker", 0.5, "observe"),
+        ("unexplained_hang", "restart_ranks", 0.5, "restart_ranks"),
         ("data_stall", "restart_service", 0.9, "restart_service"),
         ("node_silent", "replace_node", 0.7, "observe"),
         ("gpu_fault", "replace_node", 0.95, "replace_node"),

@@ -125,14 +125,17 @@ def test_slow_steps_raise_the_limit_of_silence() -> None:
     assert 100.0 + 3 * 10.0 - 10.0 <= told[0][0] <= 100.0 + 3 * 10.0 + 10.0
 
 
-def test_when_all_ranks_wait_the_verdict_says_that_it_guesses() -> None:
+def test_when_all_ranks_wait_the_hang_is_reported_once_and_nobody_is_named() -> None:
     timelines = lockstep(4, 100, lambda _: 0.4)
     for timeline in timelines:
         timeline.hang(20.0, "NORM")
     told = play(MonitorState(CONFIG, RUN_ID), nodes_of(timelines), 60.0)
-    assert {(one.kind, one.id) for _, one in told} == {("silence", told[0][1].id)}
-    assert [one.confidence for _, one in told] == [0.5, 0.6, 0.7, 0.8]
-    assert [one.revision for _, one in told] == [0, 1, 2, 3]
+    [(at_s, verdict)] = told
+    assert (verdict.kind, verdict.rank, verdict.node) == ("unexplained_hang", -1, -1)
+    assert verdict.action == "restart_ranks" and verdict.silence_s >= CONFIG.silence_floor_s
+    assert at_s <= 20.0 + CONFIG.silence_floor_s + 3 * CONFIG.beat_interval_s
+    rows = {row.name: row.value for row in verdict.evidence}
+    assert rows["ranks_by_action"] == "4 in NORM"
 
 
 def test_a_hang_in_the_first_step_is_found_too() -> None:

@@ -160,3 +160,32 @@ def test_what_a_call_used_is_freed_without_a_garbage_collection(channels: Channe
         _poll(lambda: gone() is None)
     finally:
         gc.enable()
+
+
+def test_a_wait_shows_while_the_transport_is_busy_and_not_for_what_is_done() -> None:
+    class Shown:
+        def __init__(self) -> None:
+            self.waits: list[str] = []
+            self.held = _Held()
+
+        def __enter__(self) -> None:
+            self.waits.append("begun")
+            self.held.go.set()
+
+        def __exit__(self, *_: object) -> None:
+            self.waits.append("ended")
+
+    shown = Shown()
+    channels = Channels(shown)
+    call = channels.open("a").launch(shown.held.start)
+    call.wait()
+    assert shown.waits == ["begun", "ended"]
+    done = channels.open("a").call(lambda: 1)
+    _poll(done.done)
+    assert done.result() == 1 and shown.waits == ["begun", "ended"]
+    aborted = channels.open("b").launch(_Held().start)
+    channels.abort()
+    with pytest.raises(Aborted):
+        aborted.wait()
+    assert shown.waits[2:] in ([], ["begun", "ended"])
+    channels.close()

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import pytest
 from headway.common.wire.messages.executor import KillWorker, RestartService
 from headway.testkit.trainer.by_hand import Hand, events, only, sent
+from headway.testkit.trainer.cluster_model.shell import LIMITS
+from headway.trainer.control.decisions.cost import FIRST_S
 from headway.trainer.control.decisions.events import (
     Action,
     Answer,
@@ -15,8 +18,10 @@ from headway.trainer.control.decisions.events import (
     Finish,
     Judged,
     Log,
+    Memory,
     Remember,
 )
+from headway.trainer.control.decisions.verdicts import HANG, HANG_SHOWN_S
 
 
 def _verdict(response: str, node: int = 0, **more: Any) -> Judged:
@@ -215,3 +220,115 @@ def test_a_cut_of_an_older_generation_costs_no_node() -> None:
     assert _cut(hand, 0, step=1) == "gave up node 0"
     assert _taken(hand.send(late)) == "none: generation 0 has ended"
     assert hand.state.status_of(1) != "lost"
+
+
+SLOW = dataclasses.replace(LIMITS, join_timeout_s=60.0)
+
+
+def _hang(**more: Any) -> Judged:
+    fields = {"kind": "unexplained_hang", "generation": 0, "silence_s": 2.5, **more}
+    return _verdict("restart_ranks", -1, **fields)
+
+
+def test_a_hang_that_may_pass_is_ended_at_its_limit_and_the_status_says_so_before() -> None:
+    hand = Hand(limits=SLOW).run()
+    held = _verdict("kill_worker", pid=100, generation=0, silence_s=2.5)
+    assert _taken(hand.send(held)) == ""
+    assert hand.state.why().startswith("rank 0 hangs while the others wait for it; it is replaced")
+    hand.wait(FIRST_S - 3.0)
+    assert _taken(hand.send(held)) == "", "no recovery was measured yet"
+    hand.wait(0.6)
+    assert _taken(hand.send(held)) == "replaced worker n0w0 of rank 0"
+
+
+def test_a_hang_that_is_not_reported_any_more_is_forgotten() -> None:
+    hand = Hand().run()
+    hand.send(_hang())
+    assert "all of them start again" in hand.state.why()
+    hand.wait(HANG_SHOWN_S + 0.1)
+    assert hand.state.why() == "" and hand.state.phase == "running"
+
+
+def test_an_unexplained_hang_starts_all_ranks_again_in_place_and_blames_nobody() -> None:
+    hand = Hand(limits=SLOW).run()
+    members = hand.state.members
+    hand.send(_hang())
+    hand.wait(FIRST_S - 2.4)
+    actions = hand.send(_hang())
+    assert _taken(actions) == "started all ranks again in place"
+    assert events(actions) == ["fence"], "no worker is ended for it"
+    hand.leave()
+    hand.read(1)
+    hand.begin(hand.send(DurableFound(None)))
+    hand.join(2)
+    assert (hand.state.phase, hand.state.generation) == ("running", 1)
+    assert hand.state.members == members
+    assert hand.state.memory.lost == () and hand.state.memory.losses == ()
+    assert _taken(hand.send(_hang())) == "started all ranks again in place", "of the one before"
+    assert events(hand.send(_hang(revision=2))) == []
+
+
+def test_who_does_not_leave_is_killed_and_the_hang_counts_once() -> None:
+    hand = Hand().run()
+    hand.send(_hang(silence_s=60.0))
+    assert hand.state.phase == "leaving"
+    actions = hand.wait(LIMITS.leave_timeout_s + 0.2)
+    assert "worker_lost" in events(actions) and sent(actions, KillWorker)
+    assert [cause for cause, _ in hand.state.memory.causes] == [HANG]
+
+
+def test_unexplained_hangs_at_the_same_step_end_the_run_with_their_name() -> None:
+    hand = Hand(limits=dataclasses.replace(LIMITS, max_crashes=3, hang_act_s=4.0)).run()
+    actions: list[Action] = []
+    for number in range(3):
+        hang = _hang(id=f"h{number}", generation=hand.state.generation, silence_s=5.0)
+        assert _taken(hand.send(hang)) == "started all ranks again in place"
+        hand.leave()
+        hand.read(5)
+        actions = hand.send(DurableFound(None))
+        while hand.state.phase == "beginning" and not any(
+            isinstance(action, BeginGeneration) for action in actions
+        ):
+            actions = hand.wait(0.1)
+        if hand.state.phase == "beginning":
+            hand.begin(actions)
+            hand.join(6)
+    assert only(actions, Finish) == Finish("failed", f"{HANG} (3 times at step 5)")
+
+
+def test_the_limit_to_act_is_the_median_of_the_runs_recoveries() -> None:
+    hand = Hand(limits=SLOW, memory=Memory(recoveries=(0.5, 4.0, 90.0))).run()
+    held = _verdict("kill_worker", pid=100, generation=0, silence_s=2.5)
+    assert _taken(hand.send(held)) == ""
+    hand.wait(1.0)
+    assert _taken(hand.send(held)) == ""
+    hand.wait(0.6)
+    assert _taken(hand.send(held)).startswith("replaced")
+
+
+def test_a_recovery_is_measured_from_its_fence_to_the_step_of_all_ranks() -> None:
+    hand = Hand().run()
+    hand.send(hand.left(1, "peer"))
+    hand.leave()
+    hand.wait(2.0)
+    hand.read(1)
+    hand.begin(hand.send(DurableFound(None)))
+    hand.join(2)
+    [measured_s] = hand.state.memory.recoveries
+    assert 2.0 <= measured_s < 4.0
+
+
+def test_a_recovery_that_a_pause_lengthens_is_not_measured() -> None:
+    hand = Hand().run()
+    hand.send(hand.left(1, "peer"))
+    hand.leave()
+    hand.read(1)
+    hand.begin(hand.send(DurableFound(None)))
+    hand.join(1, status="restored")
+    hand.change(0, 0, paused=True)
+    hand.beat(0)
+    hand.wait(50.0)
+    hand.change(0, 0, paused=False)
+    hand.beat(0)
+    hand.join(2)
+    assert (hand.state.phase, hand.state.memory.recoveries) == ("running", ())

@@ -51,6 +51,24 @@ def test_a_record_keeps_all_its_fields(tidy_shm: Path) -> None:
     (tidy_shm / "f").unlink()
 
 
+def test_a_wait_for_others_shows_while_it_lasts_and_ends_with_its_process(shm: Path) -> None:
+    writer = FlightWriter.create(shm / "f", 0)
+    reader = FlightReader(shm / "f")
+    assert not reader.header.is_waiting
+    with writer.waiting:
+        assert reader.header.is_waiting
+        first = reader.header.waits
+    assert not reader.header.is_waiting
+    with writer.waiting:
+        assert reader.header.waits > first, "each wait is another one"
+        FlightWriter.create(shm / "f", 0).close()  # its successor does not wait
+        assert not reader.header.is_waiting
+    writer.close()
+    with writer.waiting:
+        pass  # a wait that outlives the rank's ring
+    reader.close()
+
+
 def test_an_open_record_shows_what_the_rank_is_in_now(shm: Path) -> None:
     writer = FlightWriter.create(shm / "f", 0)
     reader = FlightReader(shm / "f")

@@ -19,7 +19,7 @@ from headway.console.run import Run
 
 HOLD_S = 5.0
 """A cause is held back this long for the recovery that it explains, then printed by itself."""
-ACTED_ON = frozenset({"crash", "stopped", "silence"})
+ACTED_ON = frozenset({"crash", "stopped"})
 """Verdicts that the driver answers by replacing a worker."""
 OF_VICTIMS = frozenset({"collective_timeout", "peer_lost"})
 """Verdicts about ranks that suffer from what happened to another one; often several at once."""
@@ -247,6 +247,12 @@ def _cause_of(event: _Event) -> _Cause | None:
             line = f"injected: {f['fault']} of {f['target']} ({where})"
             # it says when, not what became of it
             return cause(_SYMPTOM, "", -1, line, line)
+        case "verdict" if f.get("is_open", True) and f.get("kind") == "unexplained_hang":
+            line = "the ranks hang, and which one causes it is not known; if that lasts, all of "
+            return cause(_SYMPTOM, "", -1, "the ranks hung", line + "them start again")
+        case "verdict" if f.get("is_open", True) and f.get("kind") == "silence":
+            line = f"rank {f['rank']} hangs while the others wait for it; if that lasts, it is "
+            return cause(_VERDICT, "rank", int(f["rank"]), _phrase("silence"), line + "replaced")
         case "verdict" if f.get("is_open", True) and f.get("kind") in ACTED_ON:
             return cause(_VERDICT, "rank", int(f["rank"]), _phrase(f["kind"]), _line(event))
         case "verdict" if f.get("is_open", True) and f.get("kind") in OF_VICTIMS:

@@ -8,11 +8,15 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from headway.common.plan.schedule.actions import RECEIVES, SENDS, Kind
 from headway.common.wire.messages.health import AgentBeat, LogHit, WorkerSignals
 from headway.health.config import HealthConfig
 
 RUN_ID = "0badcafe"
 WINDOW_STEPS = HealthConfig().median_window_steps
+_WAITING = frozenset(
+    kind.name for kind in (*SENDS, *RECEIVES, Kind.ALL_GATHER, Kind.REDUCE_SCATTER, Kind.NORM)
+)  # fmt: skip
 _STEP_PARTS = (
     "DATA",
     "FORWARD",
@@ -35,6 +39,8 @@ class Timeline:
     now_s: float = 0.0
     frozen_at_s: float = float("inf")
     """When its process stopped running, as in a frozen control group."""
+    waits_at_s: float = float("inf")
+    """When its main thread began to wait for others inside an action that computes."""
 
     def do(self, kind: str, duration_s: float, step: int = -1) -> None:
         """Append an action directly after the last one."""
@@ -66,6 +72,11 @@ class Timeline:
         self.hang(at_s, kind)
         self.frozen_at_s = self.actions[-1][0]
 
+    def wait_inside(self, at_s: float, kind: str) -> None:
+        """Never finish the next such action after ``at_s``, since a collective in it waits."""
+        self.hang(at_s, kind)
+        self.waits_at_s = self.actions[-1][0]
+
     def sample(self, now_s: float, generation: int = 0) -> WorkerSignals:
         """The worker as an agent's flight source would show it at ``now_s``."""
         head = bisect.bisect_right(self.actions, now_s, key=lambda action: action[0])
@@ -91,6 +102,7 @@ class Timeline:
             age_s=now_s - (began_s if is_open else ended_s),
             alive_age_s=max(0.2, now_s - self.frozen_at_s),
             open_kind=kind if is_open else "",
+            waits="others" if is_open and (kind in _WAITING or now_s >= self.waits_at_s) else "",
             phase={"JOIN": "join", "EVAL": "eval", "RESTORE": "restore"}.get(kind, "step")
             if is_open
             else "step",

@@ -37,6 +37,19 @@ class HealthConfig:
     23 s of six processes that compiled at once on two cores. Finite, since a rank may
     hang in its first step."""
 
+    first_floor_s: float = 10.0
+    """Shortest limit of the first steps after a recovery. It is ``silence_factor`` times the
+    slowest that the generation before showed, its own first steps included, and at most
+    ``suspended_limit_s``."""
+
+    step_factor: float = 20.0
+    """A step that lasts beyond this many rolling median steps is a hang even if ranks move in it,
+    as in an endless repetition; before the first steps, of ``suspended_limit_s``. Seven times the
+    slowest that a throttled machine was measured."""
+
+    step_floor_s: float = 120.0
+    """Shortest such limit."""
+
     data_floor_s: float = 3.0
     """Shortest time without any data for a waiting rank that counts. Restarting the data daemon
     takes about 1 s, so shorter pauses of a disk are tolerated."""
@@ -83,6 +96,9 @@ class HealthConfig:
             "silence_floor_s",
             "silence_factor",
             "suspended_limit_s",
+            "first_floor_s",
+            "step_factor",
+            "step_floor_s",
             "data_floor_s",
             "data_start_s",
             "again_s",

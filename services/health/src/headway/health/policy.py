@@ -61,6 +61,12 @@ PROCESS_ADVICE: dict[str, Advice] = {
         "send SIGKILL and replace the worker by a standby; keep its flight ring",
         0.8,
     ),
+    "unexplained_hang": Advice(
+        "restart_ranks",
+        "all ranks start again together where they are, and nobody is blamed; "
+        "the flight records of the run show where each of them stood",
+        0.5,
+    ),
     "node_silent": Advice(
         "replace_node", "ask the executor over tcp; if it is silent too, use the spare node", 0.7
     ),
@@ -85,12 +91,6 @@ DATA_ADVICE = Advice(
     0.9,
 )
 """Remedy of the kind ``data_stall``; ``name`` is ``dataloader of node N``."""
-
-WAITING_CONFIDENCE = 0.5
-"""Confidence of a silence in which every rank waits for another: the longest
-waiter is only a guess."""
-GUESS_STEP = 0.1
-"""What each repetition adds to such a guess: the third is as certain as any other silence."""
 
 XID_ACTIONS: dict[int, str] = {
     **dict.fromkeys(

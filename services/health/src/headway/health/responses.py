@@ -12,6 +12,7 @@ from headway.common.wire.messages.health import Verdict
 
 REPLACE_WORKER = "replace_worker"
 KILL_WORKER = "kill_worker"
+RESTART_RANKS = "restart_ranks"
 RESTART_SERVICE = "restart_service"
 REPLACE_NODE = "replace_node"
 STOP_RUN = "stop_run"
@@ -33,7 +34,8 @@ class Response:
 RESPONSES: tuple[Response, ...] = (
     Response("crash", "replace_worker", REPLACE_WORKER, 0.9, "the process is gone"),
     Response("stopped", "kill_worker", KILL_WORKER, 0.9, "it cannot leave on its own"),
-    Response("silence", "kill_worker", KILL_WORKER, 0.8, "a guess (0.5) reaches it when repeated"),
+    Response("silence", "kill_worker", KILL_WORKER, 0.8, "it alone waits for nobody"),
+    Response("unexplained_hang", "restart_ranks", RESTART_RANKS, 0.5, "nobody is to blame"),
     Response("data_stall", "restart_service", RESTART_SERVICE, 0.8, "the ranks only wait for it"),
     Response("node_silent", "replace_node", REPLACE_NODE, 0.8, "always given with 0.7"),
     Response("fabric_cut", "replace_node", REPLACE_NODE, 0.8, "ranks there reach nobody"),

@@ -24,6 +24,7 @@ from headway.health.detectors.fabric import Fabric
 from headway.health.detectors.follow_ups import FollowUps
 from headway.health.detectors.hangs import Hangs
 from headway.health.detectors.logs import LogEpisodes
+from headway.health.detectors.pace import Pace
 from headway.health.detectors.process import (
     ENDED,
     close_replaced,
@@ -67,8 +68,11 @@ class MonitorState:
         self._hangs = Hangs(self._episodes, self._follow_ups, config)
         self._fabric = Fabric(self._episodes, config, own_node)
         self._logs = LogEpisodes(self._episodes, config.log_quiet_s)
+        self._pace = Pace(config)
         self._quiet: set[int] = set()
         """Ranks silent beyond their limit in enough beats."""
+        self._stuck: set[int] = set()
+        """Ranks whose step does not end."""
         self._clock_s = 0.0
         self._last_now_s: float | None = None
 
@@ -166,18 +170,19 @@ class MonitorState:
         if worker.state in ENDED or worker.state == "done":
             self._forget(node, worker)
             return
-        view = observe(self.ranks.get(worker.rank), node, worker, self.config)
+        self._pace.note(worker)
+        known = self.ranks.get(worker.rank)
+        view = observe(known, node, worker, self.config, self._pace.first_limit_s)
         self.ranks[worker.rank] = view
-        if view.beats_over >= self.config.confirm_beats:
-            self._quiet.add(worker.rank)
-        else:
-            self._quiet.discard(worker.rank)
+        _keep(self._quiet, worker.rank, view.beats_over >= self.config.confirm_beats)
+        _keep(self._stuck, worker.rank, view.is_stuck(self.config))
 
     def _forget(self, node: int, worker: WorkerSignals) -> None:
         view = self.ranks.get(worker.rank)
         if view is not None and view.node == node and view.signals.pid == worker.pid:
             del self.ranks[worker.rank]
             self._quiet.discard(worker.rank)
+            self._stuck.discard(worker.rank)
 
     def _close_silence(self, node: int, worker: WorkerSignals) -> list[Verdict]:
         key = process_key(node, worker)
@@ -237,11 +242,12 @@ class MonitorState:
         return verdicts
 
     def _silent_ranks(self, clock_s: float) -> list[Verdict]:
-        if not self._quiet:
-            return []
-        nodes = {view.node for view in self.ranks.values()}
-        late_nodes = {node for node in nodes if self._is_late(node, clock_s)}
-        return self._hangs.judge(list(self.ranks.values()), late_nodes, self.generation, clock_s)
+        verdicts = self._hangs.close_over(self.ranks.values(), self.generation)
+        if not self._quiet and not self._stuck:
+            return verdicts
+        views = list(self.ranks.values())
+        late_nodes = {node for node in {v.node for v in views} if self._is_late(node, clock_s)}
+        return verdicts + self._hangs.judge(views, late_nodes, self.generation, clock_s)
 
     def _cuts(self, clock_s: float) -> list[Verdict]:
         """Ranks that are joining look for their peers too."""
@@ -277,6 +283,13 @@ class MonitorState:
             return beat.sequence <= known.beat.sequence
         is_heard = self._clock_s - known.heard_s <= self.config.node_silence_s
         return is_heard and sender < newest
+
+
+def _keep(ranks: set[int], rank: int, is_in: bool) -> None:
+    if is_in:
+        ranks.add(rank)
+    else:
+        ranks.discard(rank)
 
 
 def _alive_processes(beat: AgentBeat) -> frozenset[tuple[int, int]]:

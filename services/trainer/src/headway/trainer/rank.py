@@ -111,7 +111,7 @@ class Rank:
         )
         self._store = StoreWatch(context.paths.endpoint("ckpt_store"))
         self._flight = FlightWriter.create(context.paths.segment("flight", rank), rank)
-        self.count_life = self._flight.count_life
+        self.count_life, self.waiting = self._flight.count_life, self._flight.waiting
         self._shown_at_s = 0.0
         self._memory = MemoryWatch(self.config, rank, self._device)
         self._session = Session(
@@ -132,7 +132,7 @@ class Rank:
             Aborted: the generation was fenced. RuntimeError: a peer failed.
             RefusedError: the run cannot continue, for example because it has diverged.
         """
-        channels = Channels()
+        channels = Channels(self.waiting)
         generation, context = assign.generation, self._context
         network = self.config.launch.network
         try:

@@ -11,6 +11,7 @@ import queue
 import threading
 import time
 import traceback
+from contextlib import nullcontext
 from pathlib import Path
 
 from headway.common.config import load
@@ -146,11 +147,14 @@ class Worker:
     def run(self) -> int:
         """Serve assignments forever."""
         self._show_as("standby")
-        while True:
-            assign = self._jobs.get()
-            if assign is None:
-                return 0
+        while (assign := self._next()) is not None:
             self._serve(assign)
+        return 0
+
+    def _next(self) -> Assign | None:
+        """Wait for the driver's next assignment, which the flight ring shows as a wait."""
+        with self._rank.waiting if self._rank is not None else nullcontext():
+            return self._jobs.get()
 
     def _serve(self, assign: Assign) -> None:
         self.view = WorkerStatus(

@@ -58,7 +58,7 @@ assert RECORD.itemsize == _PACK.size == LINE_BYTES
 
 _LINE = LINE_BYTES // WORD_BYTES
 _RANK, _CAPACITY, _PID, _START, _GENERATION = range(_LINE, _LINE + 5)
-_HEAD, _PROGRESS, _ALIVE = range(2 * _LINE, 2 * _LINE + 3)
+_HEAD, _PROGRESS, _ALIVE, _WAITS = range(2 * _LINE, 2 * _LINE + 4)
 _RECORDS = PAGE_BYTES // WORD_BYTES
 _START_NS, _END, _DEVICE = 4, 5, 7  # words of start_ns, end_ns and device in a record
 _US = 1_000
@@ -72,6 +72,9 @@ class FlightHeader:
 
     ``alive`` counts the turns of another thread of the process, 0 while it has none that counts: a
     process in which it stops cannot run, whatever its rank waits for.
+
+    ``waits`` counts the beginnings and ends of the main thread's waits for others: it is odd while
+    the thread waits.
     """
 
     rank: int
@@ -81,10 +84,19 @@ class FlightHeader:
     head: int
     progress: int
     alive: int = 0
+    waits: int = 0
+
+    @property
+    def is_waiting(self) -> bool:
+        """Whether the main thread waits for other ranks, or for the driver between generations."""
+        return bool(self.waits & 1)
 
 
 class FlightWriter:
-    """Writes the rank's records. Its threads may share one writer."""
+    """Writes the rank's records. Its threads may share one writer.
+
+    ``waiting`` is a block in which the main thread waits for others; one word at each end.
+    """
 
     def __init__(self, segment: Segment) -> None:
         self._segment = segment
@@ -94,6 +106,7 @@ class FlightWriter:
         self._generation = self._words[_GENERATION]
         self._head = self._words[_HEAD]
         self._lock = threading.Lock()
+        self.waiting = _Waiting(self)
 
     @classmethod
     def create(cls, path: Path, rank: int, capacity: int = 65536) -> FlightWriter:
@@ -123,7 +136,7 @@ class FlightWriter:
                 f"{path} is of {found}, not {rank}, {capacity}", remedy="remove the file"
             )
         words[_PID] = 0  # never the new pid with the old start time
-        words[_START] = me.start_ticks
+        words[_START], words[_WAITS] = me.start_ticks, 0
         words[_PID] = me.pid
         return cls(segment)
 
@@ -199,6 +212,25 @@ class FlightWriter:
         self._segment.close()
 
 
+class _Waiting:
+    """One object for all waits, since a main thread has one at a time."""
+
+    __slots__ = ("_count", "_writer")
+
+    def __init__(self, writer: FlightWriter) -> None:
+        self._writer, self._count = writer, 0
+
+    def __enter__(self) -> None:
+        self._count = count = self._count + 1
+        if words := self._writer._words:  # empty once the ring is closed
+            words[_WAITS] = count
+
+    def __exit__(self, *_: object) -> None:
+        self._count = count = self._count + 1
+        if words := self._writer._words:
+            words[_WAITS] = count
+
+
 class _Record:
     __slots__ = ("_fields", "_kind", "_seq", "_writer")
 
@@ -264,6 +296,7 @@ class FlightReader:
             head=words[_HEAD],
             progress=words[_PROGRESS],
             alive=words[_ALIVE],
+            waits=words[_WAITS],
         )
 
     def snapshot(self, since: int = 0) -> npt.NDArray[Any]:

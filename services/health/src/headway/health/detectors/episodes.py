@@ -77,7 +77,7 @@ class Episodes:
         pid: int = 0,
         generation: int = -1,
         service: str = "",
-        confidence: float | None = None,
+        silence_s: float = 0.0,
     ) -> list[Verdict]:
         """Open an episode, or revise it if its ``kind`` has changed; the same kind
         again has no effect.
@@ -100,11 +100,12 @@ class Episodes:
             rank=rank,
             pid=pid,
             generation=generation,
-            confidence=advice.confidence if confidence is None else confidence,
+            confidence=advice.confidence,
             action=advice.action,
             service=service,
             remedy=advice.remedy,
             evidence=(*(known.evidence if known else ()), *evidence),
+            silence_s=silence_s,
         )
         self._put(key, verdict)
         return [verdict]
@@ -113,13 +114,12 @@ class Episodes:
         """Record in an open verdict what was done about it."""
         return self._revise(key, taken=taken)
 
-    def repeat(self, key: Key, why: Evidence, confidence: float | None = None) -> list[Verdict]:
+    def repeat(self, key: Key, why: Evidence) -> list[Verdict]:
         """Repeat an open verdict, unanswered as if it were new; ``why`` replaces
         earlier such reasons."""
         known = self._open[key]
         rows = (*(row for row in known.evidence if row.name != why.name), why)
-        higher = known.confidence if confidence is None else confidence
-        return self._revise(key, taken="", evidence=rows, confidence=higher)
+        return self._revise(key, taken="", evidence=rows)
 
     def close(self, key: Key, why: Evidence) -> list[Verdict]:
         """Close an episode, if it is open, with the reason as its last evidence."""

@@ -62,19 +62,15 @@ class FollowUps:
         likely cause of other symptoms."""
         return self._of(verdict).num_repeats > 0 or self.is_due(verdict, clock_s)
 
-    def age_s(self, verdict: Verdict, clock_s: float) -> float:
-        """Time since the verdict was last issued or answered."""
-        return clock_s - self._of(verdict).since_s
-
-    def repeat(self, key: Key, clock_s: float, confidence: float | None = None) -> list[Verdict]:
-        """Repeat an open verdict, with a changed ``confidence`` if given."""
+    def repeat(self, key: Key, clock_s: float) -> list[Verdict]:
+        """Repeat an open verdict."""
         verdict = self._episodes.get(key)
         assert verdict is not None, f"no open verdict about {key}"
         known = self._of(verdict)
         known.num_repeats += 1
-        done = f"still there after {verdict.taken!r}" if verdict.taken else "not acted on yet"
-        why = Evidence(source="beat", name="repeated", value=f"{known.num_repeats} times, {done}")
-        return self.begin(self._episodes.repeat(key, why, confidence), clock_s)
+        done = f"{known.num_repeats} times, still there after {verdict.taken!r}"
+        why = Evidence(source="beat", name="repeated", value=done)
+        return self.begin(self._episodes.repeat(key, why), clock_s)
 
     def _of(self, verdict: Verdict) -> _FollowUp:
         known = self._known.get(verdict.id)

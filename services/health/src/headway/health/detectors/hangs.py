@@ -1,28 +1,36 @@
-"""Verdicts on the rank that blocks a generation, if nothing else explains why it hangs."""
+"""Verdicts on a generation that hangs, and on the rank that blocks it, if nothing else explains
+it."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection
 from typing import Final
 
-from headway.common.wire.messages.health import Verdict
+from headway.common.wire.messages.health import Evidence, Verdict
 from headway.health.config import HealthConfig
 from headway.health.detectors.episodes import Episodes, Key
 from headway.health.detectors.follow_ups import FollowUps
 from headway.health.detectors.process import PROCESS_KINDS, process_key
-from headway.health.detectors.silence import RankView, evidence_of, find_culprit
-from headway.health.policy import GUESS_STEP, PROCESS_ADVICE, WAITING_CONFIDENCE
+from headway.health.detectors.silence import Hang, RankView, evidence_of, find_hang
+from headway.health.policy import PROCESS_ADVICE
 
-EXPLAINING: Final = PROCESS_KINDS | {"node_silent", "data_stall", "fabric_cut", "fabric_split"}
-"""Kinds of verdicts that may explain why ranks hang."""
-_CERTAIN: Final = PROCESS_ADVICE["silence"].confidence
+UNEXPLAINED: Final = "unexplained_hang"
+_PROVEN: Final = PROCESS_KINDS | {"node_silent"}
+"""Kinds of verdicts that name who is missing: while one is open, no hang is unexplained."""
+EXPLAINING: Final = _PROVEN | {"data_stall", "fabric_cut", "fabric_split"}
+"""Kinds that may explain why ranks hang."""
+
+
+def hang_key(generation: int) -> Key:
+    """Identifies the episode of a generation that hangs without a known culprit."""
+    return ("hang", generation)
 
 
 class Hangs:
-    """One silence at a time: the next is reported only if the action on the last one did not help.
+    """One hang at a time: the next is reported only if the action on the last one did not help.
 
-    While anything is unknown or already wrong, only a certain culprit counts, not a guess
-    among waiting ranks.
+    A rank is named only if it is certainly the culprit. While anything is unknown or already wrong,
+    a hang without one is not reported either.
     """
 
     def __init__(self, episodes: Episodes, follow_ups: FollowUps, config: HealthConfig) -> None:
@@ -30,7 +38,7 @@ class Hangs:
 
     def judge(
         self,
-        views: Sequence[RankView],
+        views: Collection[RankView],
         late_nodes: Collection[int],
         generation: int,
         clock_s: float,
@@ -48,13 +56,13 @@ class Hangs:
             for view in views
             if view.signals.generation == generation and view.node not in late_nodes
         ]
-        found = find_culprit(seen, self._config)
-        if found is None:
+        hang = find_hang(seen, self._config)
+        if hang is None:
             return []
-        culprit, is_certain = found
-        if not is_certain:
-            culprit = self._guess_before(seen) or culprit
-        key = process_key(culprit.node, culprit.signals)
+        culprit = hang.culprit
+        key = hang_key(generation)
+        if culprit is not None:
+            key = process_key(culprit.node, culprit.signals)
         others = [
             verdict
             for other, verdict in self._episodes.open_of_generation(generation, EXPLAINING)
@@ -62,55 +70,62 @@ class Hangs:
         ]
         if not all(self._follow_ups.is_in_vain(verdict, clock_s) for verdict in others):
             return []
-        if not is_certain and (others or len(seen) < len(views)):
+        is_named = any(verdict.kind in _PROVEN for verdict in others)
+        if culprit is None and (is_named or len(seen) < len(views)):
             return []
-        return self._name(key, culprit, seen, is_certain=is_certain, clock_s=clock_s)
+        return self._report(key, hang, seen, clock_s)
+
+    def close_over(self, views: Collection[RankView], generation: int) -> list[Verdict]:
+        """Close unexplained hangs of earlier generations, and one in which ranks move again."""
+        closed: list[Verdict] = []
+        for key in [key for key in self._episodes.open_keys() if key[0] == "hang"]:
+            if key != hang_key(generation):
+                closed += self._close(key, "another generation has begun")
+            elif find_hang(views, self._config) is None and self._moves(views):
+                closed += self._close(key, "ranks move again")
+        return closed
+
+    def _moves(self, views: Collection[RankView]) -> bool:
+        return any(view.signals.age_s < view.stall_s(self._config) for view in views)
+
+    def _close(self, key: Key, why: str) -> list[Verdict]:
+        return self._episodes.close(key, Evidence(source="flight", name="over", value=why))
 
     def _is_given_up(self, node: int, clock_s: float) -> bool:
         """Whether a node has been silent for so long that its beats are no longer waited for."""
         known = self._episodes.get(("node", node))
         return known is not None and self._follow_ups.is_in_vain(known, clock_s)
 
-    def _guess_before(self, views: Sequence[RankView]) -> RankView | None:
-        """The rank that is already suspected, since the longest waiter may
-        change with every beat."""
-        for view in views:
-            known = self._episodes.get(process_key(view.node, view.signals))
-            if known is not None and known.kind == "silence":
-                return view
-        return None
-
-    def _name(
-        self,
-        key: Key,
-        culprit: RankView,
-        views: Sequence[RankView],
-        *,
-        is_certain: bool,
-        clock_s: float,
+    def _report(
+        self, key: Key, hang: Hang, views: Collection[RankView], clock_s: float
     ) -> list[Verdict]:
-        known = self._episodes.get(key)
-        if known is None:
-            signals = culprit.signals
+        known, culprit = self._episodes.get(key), hang.culprit
+        if known is not None:
+            is_hang = known.kind in ("silence", UNEXPLAINED)  # a stopped process is known as such
+            is_due = is_hang and self._follow_ups.is_due(known, clock_s)
+            return self._follow_ups.repeat(key, clock_s) if is_due else []
+        kind = UNEXPLAINED if culprit is None else "silence"
+        rows = evidence_of(hang, views, self._config)
+        if culprit is None:
             return self._episodes.report(
                 key,
-                "silence",
-                PROCESS_ADVICE["silence"],
-                evidence_of(culprit, views, self._config),
-                node=culprit.node,
-                rank=signals.rank,
-                pid=signals.pid,
-                generation=signals.generation,
-                confidence=None if is_certain else WAITING_CONFIDENCE,
+                kind,
+                PROCESS_ADVICE[kind],
+                rows,
+                node=-1,
+                generation=int(key[1]),
+                silence_s=hang.silence_s,
             )
-        if known.kind != "silence":
-            return []  # a stopped process is known as such
-        if known.confidence < _CERTAIN:
-            if is_certain:
-                return self._follow_ups.repeat(key, clock_s, _CERTAIN)
-            if self._follow_ups.age_s(known, clock_s) >= culprit.limit_s(self._config):
-                raised = round(known.confidence + GUESS_STEP, 2)
-                return self._follow_ups.repeat(key, clock_s, raised)
-        elif self._follow_ups.is_due(known, clock_s):
-            return self._follow_ups.repeat(key, clock_s)
-        return []
+        signals = culprit.signals
+        explained = self._close(hang_key(signals.generation), f"rank {signals.rank} explains it")
+        return explained + self._episodes.report(
+            key,
+            kind,
+            PROCESS_ADVICE[kind],
+            rows,
+            node=culprit.node,
+            rank=signals.rank,
+            pid=signals.pid,
+            generation=signals.generation,
+            silence_s=hang.silence_s,
+        )

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 from headway.common.errors import HeadwayError
-from headway.common.node.flight import BROKEN, FlightHeader, FlightReader
+from headway.common.node.flight import BROKEN, ON_DEVICE, FlightHeader, FlightReader
 from headway.common.node.process import ProcessId
 from headway.common.plan.schedule.actions import Kind
 
@@ -44,6 +44,20 @@ class Progress:
     phase: str
     alive_age_s: float = -1.0
     """Time since the process last showed that it runs, -1 while it shows nothing."""
+    waits: str = ""
+    """As ``WorkerSignals.waits``."""
+    step_age_s: float = -1.0
+    """How long the step under way has lasted, -1 outside of one."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Open:
+    """An open record at the last reading."""
+
+    kind: int
+    micro_batch: int
+    start_ns: int
+    on_device: bool
 
 
 @dataclass(slots=True)
@@ -56,13 +70,13 @@ class _Follower:
     """Durations of the last steps of this generation."""
     seen: int = 0
     """Records below this sequence number were read; open ones among them are kept in ``open``."""
-    counters: tuple[int, int, int] = (-1, -1, -1)
+    counters: tuple[int, int, int, int] = (-1, -1, -1, -1)
     changed_ns: int = 0
     alive: tuple[int, int] = (0, -1)
     """Its turns and its process at the last reading, and since when they are so:"""
     alive_ns: int = 0
-    open: dict[int, tuple[int, int]] = field(default_factory=dict)
-    """Sequence -> (kind, micro-batch) of records that were open at the last reading."""
+    open: dict[int, _Open] = field(default_factory=dict)
+    """By sequence."""
     step: int = -1
     step_s: float = 0.0
     step_end_ns: int = 0
@@ -105,17 +119,17 @@ class FlightSource:
         if header.process.pid == 0:
             return None  # its writer is being recorded
         moved_ns = _advance(follower, header)
-        counters = (header.head, header.progress, header.process.pid)
+        counters = (header.head, header.progress, header.process.pid, header.waits)
         if counters != follower.counters:
-            is_new_process = follower.counters[2] not in (-1, header.process.pid)
-            follower.changed_ns = (
-                now_ns if is_new_process or not moved_ns else min(moved_ns, now_ns)
-            )
+            is_exact = moved_ns > follower.changed_ns and follower.counters[2] in (
+                -1,
+                header.process.pid,
+            )  # else it is another process, or only its waits moved
+            follower.changed_ns = min(moved_ns, now_ns) if is_exact else now_ns
             follower.counters = counters
         alive = (header.alive, header.process.pid)
         if alive != follower.alive:
             follower.alive, follower.alive_ns = alive, now_ns
-        kinds = [kind for kind, _ in follower.open.values()]
         newest = follower.open[max(follower.open)] if follower.open else None
         return Progress(
             rank=header.rank,
@@ -127,10 +141,12 @@ class FlightSource:
             num_steps=follower.num_steps,
             median_step_s=statistics.median(follower.durations_s) if follower.durations_s else 0.0,
             age_s=max(0, now_ns - follower.changed_ns) / 1e9,
-            open_kind=_name(newest[0]) if newest else "",
-            open_micro_batch=newest[1] if newest else -1,
-            phase=next((phase for kind, phase in PHASES.items() if kind in kinds), "step"),
+            open_kind=_name(newest.kind) if newest else "",
+            open_micro_batch=newest.micro_batch if newest else -1,
+            phase=_phase(follower),
             alive_age_s=(now_ns - follower.alive_ns) / 1e9 if header.alive else -1.0,
+            waits=_waits(follower, header),
+            step_age_s=_step_age_s(follower, now_ns),
         )
 
     def _follower(self, path: Path) -> _Follower:
@@ -146,6 +162,22 @@ class FlightSource:
         return made
 
 
+def _phase(follower: _Follower) -> str:
+    kinds = {one.kind for one in follower.open.values()}
+    return next((phase for kind, phase in PHASES.items() if kind in kinds), "step")
+
+
+def _waits(follower: _Follower, header: FlightHeader) -> str:
+    if header.is_waiting:
+        return "others"
+    return "device" if any(one.on_device for one in follower.open.values()) else ""
+
+
+def _step_age_s(follower: _Follower, now_ns: int) -> float:
+    begun = [one.start_ns for one in follower.open.values() if one.kind == Kind.STEP]
+    return max(0, now_ns - max(begun)) / 1e9 if begun else -1.0
+
+
 def _advance(follower: _Follower, header: FlightHeader) -> int:
     """Copy new records, and the open ones again to see which have ended.
 
@@ -157,7 +189,12 @@ def _advance(follower: _Follower, header: FlightHeader) -> int:
     records = follower.reader.snapshot(min([follower.seen, *follower.open]))
     is_open = (records["end_ns"] == 0) & (records["generation"] == header.generation)
     follower.open = {
-        int(row["sequence"]): (int(row["kind"]), int(row["micro_batch"]))
+        int(row["sequence"]): _Open(
+            int(row["kind"]),
+            int(row["micro_batch"]),
+            int(row["start_ns"]),
+            bool(row["flags"] & ON_DEVICE),
+        )
         for row in records[is_open]
     }
     _note_steps(follower, header, records[_is_completed_step(records)])

@@ -81,6 +81,8 @@ class WorkerSource:
             data_age_s=feed.age_s,
             data_pid=feed.writer_pid,
             alive_age_s=progress.alive_age_s,
+            waits=progress.waits,
+            step_age_s=progress.step_age_s,
         )
 
     def _cpu_fraction(self, process: ProcessId, signals: ProcessSignals) -> float:

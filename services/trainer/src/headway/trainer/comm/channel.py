@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from queue import SimpleQueue
 from typing import Any, Generic, Protocol, TypeAlias, TypeVar
 
@@ -58,7 +59,11 @@ class Call(Generic[T]):
             Aborted: the generation was fenced, even if the call has finished since.
             PeerLost: the transport failed. RuntimeError: anything else went wrong.
         """
-        value, error = self._box.get()
+        if self._box.empty():
+            with self._group.waiting:
+                value, error = self._box.get()
+        else:
+            value, error = self._box.get()
         self._group._forget(self)
         if self._group.aborted:
             raise Aborted
@@ -111,9 +116,15 @@ class Channel:
 
 
 class Channels:
-    """The channels of one generation: opened by name, aborted and closed together."""
+    """The channels of one generation: opened by name, aborted and closed together.
 
-    def __init__(self) -> None:
+    Args:
+        waiting: entered while the main thread waits for other ranks, such as
+            ``FlightWriter.waiting``.
+    """
+
+    def __init__(self, waiting: AbstractContextManager[None] | None = None) -> None:
+        self.waiting: AbstractContextManager[None] = waiting or nullcontext()
         self._channels: dict[str, Channel] = {}
         self._open: set[Call[Any]] = set()
         self._aborted = threading.Event()

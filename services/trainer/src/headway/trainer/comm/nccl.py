@@ -220,7 +220,8 @@ def read_when_ready(tensor: torch.Tensor, channels: Channels) -> list[float]:
     host.copy_(tensor, non_blocking=True)
     ready: Any = torch.cuda.Event()  # type: ignore[no-untyped-call]
     ready.record()
-    while not ready.query():
-        channels.check()
-        time.sleep(_POLL_S)
+    with channels.waiting:
+        while not ready.query():
+            channels.check()
+            time.sleep(_POLL_S)
     return [float(value) for value in host.tolist()]

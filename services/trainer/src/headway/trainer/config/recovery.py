@@ -19,8 +19,7 @@ _IN_ORDER = (
 )
 """(smaller, larger, why): pairs of limits in ``[recovery]`` of which the first must
 be below the second."""
-
-_MAY_BE_0 = frozenset({"wait_for_node_s"})
+_MAY_BE_0 = frozenset({"hang_act_s", "wait_for_node_s"})
 
 
 @dataclass(frozen=True)
@@ -65,6 +64,10 @@ class RecoveryConfig:
     not count."""
     folder_gone_s: float = 60.0
     """A run ends once its folder has been gone for this long."""
+    hang_act_s: float = 0.0
+    """A hang that may still pass is ended after this long; 0: from the measured cost of a recovery,
+    the median of the run's newest, at first 10 s, at most ``join_timeout_s``. A process that is
+    stopped or does not run at all is ended as soon as it is named."""
     max_crashes: int = 5
     """Equal failures at one step before the run fails and reports the cause."""
     max_node_failures: int = 3

@@ -276,6 +276,7 @@ class Driver:
                 generation=message.generation,
                 service=message.service,
                 detail=f"{message.remedy}; see {self.run_dir.logs}",
+                silence_s=message.silence_s,
             )
         )
 

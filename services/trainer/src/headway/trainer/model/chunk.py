@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 import torch
+from headway.common.node.failpoints import failpoint
 from headway.trainer.config.architecture import Architecture
 from headway.trainer.model.block import Block
 from headway.trainer.model.embedding import Embedding
@@ -198,6 +199,7 @@ class Chunk:
         if self.embedding is not None:
             x = self.embedding.forward(x, at, tape)
         for block in self.blocks:
+            failpoint("worker.in_layer")
             x = block.forward(x, at, tape)
         return x
 

@@ -58,6 +58,12 @@ class WorkerSignals(Message, tag="health.worker_signals/1"):
     alive_age_s: float = -1.0
     """Time since a thread of the process that waits for no other rank last showed that it runs;
     -1 without such a thread."""
+    waits: str = ""
+    """``others`` while its main thread waits for other ranks, or for the driver between
+    generations; ``device`` while it only launches work, so that where it stands proves nothing;
+    else empty."""
+    step_age_s: float = -1.0
+    """How long the step under way has lasted, -1 outside of one."""
 
 
 class HostSignals(Message, tag="health.host_signals/1"):
@@ -175,18 +181,19 @@ class Verdict(Message, tag="health.verdict/1"):
     id: str
     revision: int
     kind: str
-    """``crash``, ``stopped``, ``silence``, ``data_stall``, ``node_silent``, ``fabric_cut``,
-    ``fabric_split`` or the kind of a log rule."""
+    """``crash``, ``stopped``, ``silence``, ``unexplained_hang``, ``data_stall``, ``node_silent``,
+    ``fabric_cut``, ``fabric_split`` or the kind of a log rule."""
     is_open: bool
     run_id: str
     node: int
+    """-1 if no node is meant."""
     rank: int = -1
     pid: int = 0
     generation: int = -1
     confidence: float = 0.0
     """0..1."""
     action: str = ""
-    """``replace_worker``, ``kill_worker``, ``restart_service``,
+    """``replace_worker``, ``kill_worker``, ``restart_ranks``, ``restart_service``,
     ``replace_node``, ``stop_run``, ``observe``."""
     service: str = ""
     """The faulty service, such as ``dataloader``; empty if a rank or a node is at fault."""
@@ -197,6 +204,9 @@ class Verdict(Message, tag="health.verdict/1"):
     evidence: tuple[Evidence, ...] = ()
     unix_s: float = 0.0
     """Wall time of this revision, for logs only."""
+    silence_s: float = 0.0
+    """Of a hang that may still pass: how long nothing had moved when it was named. The driver waits
+    for ``recovery.hang_act_s`` before it acts; 0 asks it to act at once."""
 
 
 class VerdictTaken(Message, tag="health.verdict_taken/1"):

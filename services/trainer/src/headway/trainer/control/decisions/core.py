@@ -11,6 +11,7 @@ from headway.common.wire.messages.worker import Restore, Steer
 from headway.trainer.config import RecoveryConfig
 from headway.trainer.control.decisions.brake import Brake
 from headway.trainer.control.decisions.clock import Clock
+from headway.trainer.control.decisions.cost import RecoveryCost
 from headway.trainer.control.decisions.effects import Effects
 from headway.trainer.control.decisions.events import (
     Action,
@@ -50,6 +51,7 @@ class Core:
         self.effects = Effects(self.clock)
         self.fleet = Fleet(start.nodes, start.rank_nodes)
         self.members = Members(self.fleet.rank_nodes)
+        self.cost = RecoveryCost(memory.recoveries)
         self.brake = Brake(limits.max_crashes, memory.crashes, memory.causes)
         self.copies = Copies(memory.bad_checkpoints, memory.bad_snapshots)
         self.steps = start.steps
@@ -101,6 +103,9 @@ class Core:
         self.gave_up_at: float | None = None
         """When the wait was over; the end only waits for the newest checkpoint's name."""
         self.final_checkpoint = ""
+        self.hang = ""
+        """The hang that is about to be ended, as a sentence, until ``hang_shown_until``."""
+        self.hang_shown_until = 0.0
         self.rollback = memory.rollback
         """(step, generation): the user wants this checkpoint back in a later generation."""
         self._restored: dict[int, tuple[int, float]] = {}
@@ -213,6 +218,7 @@ class Core:
         if not self.members.vacant:  # a rank that died may have been the one that reports
             self.answered = max(self.answered, self.applied)
         self.enter("leaving")
+        self.cost.begin(self.clock.now)
         self.brake.fenced(reason, is_counted=is_counted)
         self.is_memory_stale = True
         fields = {
@@ -380,4 +386,5 @@ class Core:
             failures=self.failures.kept,
             waited_s=self.waited_s // 60.0 * 60.0,
             losses=tuple((n.number, n.losses) for n in self.fleet.nodes.values() if n.losses),
+            recoveries=self.cost.durations,
         )

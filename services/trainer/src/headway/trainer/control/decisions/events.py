@@ -104,8 +104,9 @@ class DrainNode:
 class Judged:
     """An open verdict of the monitor, and what the table of responses makes of it.
 
-    ``response`` is ``replace_worker``, ``kill_worker``, ``restart_service``, ``replace_node``,
-    ``stop_run`` or ``observe``. It repeats until an ``Answer`` with a text was given.
+    ``response`` is ``replace_worker``, ``kill_worker``, ``restart_ranks``, ``restart_service``,
+    ``replace_node``, ``stop_run`` or ``observe``. It repeats until an ``Answer`` with a text was
+    given.
     """
 
     id: str
@@ -118,6 +119,8 @@ class Judged:
     generation: int = -1
     service: str = ""
     detail: str = ""
+    silence_s: float = 0.0
+    """Of a hang that may still pass: how long nothing had moved when it was named."""
 
 
 # ---- what to do -------------------------------------------------------------------------------
@@ -244,6 +247,8 @@ class Memory:
     """As ``Failures.kept``: which nodes' ranks have failed within the hour."""
     waited_s: float = 0.0
     """How long a node with ranks has been missing, in whole minutes."""
+    recoveries: tuple[float, ...] = ()
+    """Seconds that the newest recoveries took."""
     rollback: tuple[int, int] | None = None
     """(step of the checkpoint that the user wants back, newest generation when it was asked for),
     until the run steps from there."""

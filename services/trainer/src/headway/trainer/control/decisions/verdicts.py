@@ -7,9 +7,14 @@ from headway.trainer.control.decisions.core import Core
 from headway.trainer.control.decisions.events import Action, Answer, Judged, Send
 
 MAX_ANSWERS = 1024
+MAX_HANGS = 64
 MAX_CUTS = 2
 """Nodes given up in a row for a cut of the ranks' network, without a step in between: of a pair the
 wrong one may be named first, but more spares would not help."""
+HANG = "the ranks hung, and which one caused it is not known"
+"""Signature of an unexplained hang for the crash brake."""
+HANG_SHOWN_S = 3.0
+"""A hang that is not repeated for three of the monitor's periods has passed."""
 RESTART_AGAIN_S = 2.0
 RESTARTS = 5
 """The order to restart a service is repeated so often while beats show the old process."""
@@ -23,16 +28,22 @@ class Verdicts:
     | response | what is done |
     |---|---|
     | ``replace_worker``, ``kill_worker`` | the worker is lost, if its pid is that of a member |
+    | ``restart_ranks`` | the generation ends, and the same workers begin the next one |
     | ``restart_service`` | the executor ends the service and starts it again |
     | ``replace_node`` | the node is given up, if a spare is ready |
     | ``stop_run`` | the run fails, before its first generation; later the crash brake decides |
     | ``observe`` | nothing |
+
+    A hang that may still pass is acted on once it has lasted for ``recovery.hang_act_s``, by
+    default as long as a recovery takes: then it costs at most twice the least that it could have.
     """
 
     def __init__(self) -> None:
         self._answers: dict[tuple[str, int], str] = {}
         self._restarts: dict[tuple[int, str], tuple[int, str, float, int]] = {}
         """(node, service) -> pid of the process to end, the reason, when it was sent, how often."""
+        self._hung_since: dict[str, float] = {}
+        """Verdict -> when the last rank stopped moving."""
         self._cuts = (0, 0)
         """Nodes given up for cuts of the ranks' network, and the completed steps at the last."""
 
@@ -52,11 +63,13 @@ class Verdicts:
     def _act(self, core: Core, verdict: Judged) -> tuple[str, list[Action]]:
         if core.phase == "over":
             return "none: the run is over", []
+        if verdict.response == "restart_ranks":
+            return self._end_generation(core, verdict)
         if verdict.node not in core.fleet.nodes:
             return f"none: node {verdict.node} is not in this run", []
         match verdict.response:
             case "replace_worker" | "kill_worker":
-                return _end_worker(core, verdict)
+                return self._end_worker(core, verdict)
             case "restart_service":
                 return self._restart(core, verdict)
             case "replace_node":
@@ -67,6 +80,46 @@ class Verdicts:
                 return "observe", []
             case other:
                 return f"none: the response {other!r} is not known", []
+
+    def _end_worker(self, core: Core, verdict: Judged) -> tuple[str, list[Action]]:
+        if 0 <= verdict.generation < core.generation:
+            return f"none: generation {verdict.generation} has ended", []
+        if _has_reason_to_wait(core):
+            return "", []
+        workers = core.fleet.nodes[verdict.node].workers.values()
+        for name in [view.worker for view in workers if view.pid == verdict.pid]:
+            rank = core.members.rank_of.get(name)
+            if rank is None or core.view(rank) is None:
+                continue
+            who = f"rank {rank} hangs while the others wait for it; it is replaced"
+            if self._may_pass(core, verdict, who):
+                return "", []
+            return f"replaced worker {name} of rank {rank}", core.lose_worker(name, verdict.kind)
+        return f"none: pid {verdict.pid} on node {verdict.node} holds no rank", []
+
+    def _end_generation(self, core: Core, verdict: Judged) -> tuple[str, list[Action]]:
+        """Nobody is blamed: who leaves the generation begins the next one where it is."""
+        if 0 <= verdict.generation < core.generation:
+            return f"none: generation {verdict.generation} has ended", []
+        who = "the ranks hang and which one causes it is not known; all of them start again"
+        if _has_reason_to_wait(core) or self._may_pass(core, verdict, who):
+            return "", []
+        core.brake.blame(HANG, HANG)
+        return "started all ranks again in place", core.fence(HANG)
+
+    def _may_pass(self, core: Core, verdict: Judged, who: str) -> bool:
+        """Whether a hang has not lasted for long enough yet; then ``Running.why`` tells of it."""
+        if not verdict.silence_s:
+            return False
+        now = core.clock.now
+        since = self._hung_since.setdefault(verdict.id, now - verdict.silence_s)
+        while len(self._hung_since) > MAX_HANGS:
+            del self._hung_since[next(iter(self._hung_since))]
+        limits = core.limits
+        limit_s = limits.hang_act_s or min(core.cost.usual_s, limits.join_timeout_s)
+        core.hang = f"{who} after {limit_s:.0f} s without progress, {now - since:.0f} s so far"
+        core.hang_shown_until = now + HANG_SHOWN_S
+        return now - since < limit_s
 
     def _replace_node(self, core: Core, verdict: Judged) -> tuple[str, list[Action]]:
         node = core.fleet.nodes[verdict.node]
@@ -123,18 +176,9 @@ def _restart_order(core: Core, node: int, service: str, pid: int, reason: str) -
     )
 
 
-def _end_worker(core: Core, verdict: Judged) -> tuple[str, list[Action]]:
-    if 0 <= verdict.generation < core.generation:
-        return f"none: generation {verdict.generation} has ended", []
-    # a rank that makes no progress in a pause or a recovery may have every reason to
-    if core.phase not in ("joining", "running") or core.members.num_paused:
-        return "", []
-    workers = core.fleet.nodes[verdict.node].workers.values()
-    for name in [view.worker for view in workers if view.pid == verdict.pid]:
-        rank = core.members.rank_of.get(name)
-        if rank is not None and core.view(rank) is not None:
-            return f"replaced worker {name} of rank {rank}", core.lose_worker(name, verdict.kind)
-    return f"none: pid {verdict.pid} on node {verdict.node} holds no rank", []
+def _has_reason_to_wait(core: Core) -> bool:
+    """Whether ranks that make no progress are in a pause or a recovery."""
+    return core.phase not in ("joining", "running") or core.members.num_paused > 0
 
 
 def _reason(verdict: Judged) -> str:

@@ -28,11 +28,13 @@ class Joining(Phase):
         is_back = core.members.all("running", "finished")
         if is_back and (core.is_pause_wanted or not is_paused):
             core.enter("running")
-            core.is_memory_stale |= core.copies.renewed()
+            core.is_memory_stale |= core.copies.renewed() | core.cost.end(core.clock.now)
             core.end_rollback()
             spikes.end(core)
             fields = {"generation": core.generation, "step": core.step}
             return [Log("stepping", fields | ({"paused": True} if is_paused else {}))]
+        if is_paused:
+            core.cost.discard()
         if node is None and not core.is_round_due():
             return []
         workers = _members(core, node)
@@ -121,7 +123,9 @@ class Running(Phase):
         return kill_strays(core, node) + steer(core, node)
 
     def why(self, core: Core) -> str:
-        return "the run is paused" if core.members.num_paused else ""
+        if core.members.num_paused:
+            return "the run is paused"
+        return core.hang if core.clock.now < core.hang_shown_until else ""
 
 
 def _finished(core: Core) -> list[Action]:
