@@ -91,8 +91,8 @@ def test_a_hang_is_reported_before_it_is_ended_and_counts_as_its_cause(
     why = "the ranks hung, and which one caused it is not known"
     assert lines(_verdict("unexplained_hang", -1), _fence(why), *BACK) == [why]
     monkeypatch.setattr(news, "HOLD_S", 0.0)
-    lines(_verdict("unexplained_hang", -1), _verdict("silence", 2))
-    hang, rank = lines()
+    named = lines(_verdict("unexplained_hang", -1), _verdict("silence", 2))
+    hang, rank = [*named, *lines()]
     assert hang.endswith("is not known; if that lasts, all of them start again")
     assert rank == ("rank 2 hangs while the others wait for it; if that lasts, it is replaced")
 

@@ -64,12 +64,12 @@ class Verdicts:
         if core.phase == "over":
             return "none: the run is over", []
         if verdict.response == "restart_ranks":
-            return self._end_generation(core, verdict)
+            return _too_late_or_early(core, verdict) or self._end_generation(core, verdict)
         if verdict.node not in core.fleet.nodes:
             return f"none: node {verdict.node} is not in this run", []
         match verdict.response:
             case "replace_worker" | "kill_worker":
-                return self._end_worker(core, verdict)
+                return _too_late_or_early(core, verdict) or self._end_worker(core, verdict)
             case "restart_service":
                 return self._restart(core, verdict)
             case "replace_node":
@@ -82,10 +82,6 @@ class Verdicts:
                 return f"none: the response {other!r} is not known", []
 
     def _end_worker(self, core: Core, verdict: Judged) -> tuple[str, list[Action]]:
-        if 0 <= verdict.generation < core.generation:
-            return f"none: generation {verdict.generation} has ended", []
-        if _has_reason_to_wait(core):
-            return "", []
         workers = core.fleet.nodes[verdict.node].workers.values()
         for name in [view.worker for view in workers if view.pid == verdict.pid]:
             rank = core.members.rank_of.get(name)
@@ -99,10 +95,8 @@ class Verdicts:
 
     def _end_generation(self, core: Core, verdict: Judged) -> tuple[str, list[Action]]:
         """Nobody is blamed: who leaves the generation begins the next one where it is."""
-        if 0 <= verdict.generation < core.generation:
-            return f"none: generation {verdict.generation} has ended", []
         who = "the ranks hang and which one causes it is not known; all of them start again"
-        if _has_reason_to_wait(core) or self._may_pass(core, verdict, who):
+        if self._may_pass(core, verdict, who):
             return "", []
         core.brake.blame(HANG, HANG)
         return "started all ranks again in place", core.fence(HANG)
@@ -176,9 +170,14 @@ def _restart_order(core: Core, node: int, service: str, pid: int, reason: str) -
     )
 
 
-def _has_reason_to_wait(core: Core) -> bool:
-    """Whether ranks that make no progress are in a pause or a recovery."""
-    return core.phase not in ("joining", "running") or core.members.num_paused > 0
+def _too_late_or_early(core: Core, verdict: Judged) -> tuple[str, list[Action]] | None:
+    """Why no rank is judged now: its generation is over, or a pause or a recovery is a good reason
+    to make no progress."""
+    if 0 <= verdict.generation < core.generation:
+        return f"none: generation {verdict.generation} has ended", []
+    if core.phase not in ("joining", "running") or core.members.num_paused:
+        return "", []
+    return None
 
 
 def _reason(verdict: Judged) -> str:
