@@ -24,7 +24,7 @@ from headway.common.node.run_dir import NodePaths
 from headway.common.polling import wait_until
 from headway.common.wire.messages.driver import Status
 from headway.console.run import Run
-from headway.health.client import Verdict
+from headway.health.client import OBSERVE, Verdict, response
 from headway.health.journal import read_verdicts
 
 from benchmarks.drills.rig import Rig
@@ -74,7 +74,8 @@ def hold(run: Run, rank: int, number: int) -> Held:
 def _faults(row: Held, news: Sequence[Verdict], before: Status, after: Status) -> Sequence[str]:
     old, new = ({one.rank: one.pid for one in status.ranks} for status in (before, after))
     others = sorted(rank for rank in old if rank != row.rank and old[rank] != new[rank])
-    named = sorted({one.rank for one in news if one.rank not in (row.rank, -1)})
+    blamed = [one for one in news if response(one) != OBSERVE]  # not victims that log a lost peer
+    named = sorted({one.rank for one in blamed if one.rank not in (row.rank, -1)})
     wrong = [f"rank {rank} has another process" for rank in others]
     wrong += [f"rank {rank} was named" for rank in named]
     wrong += [f"{one.kind} of node {one.node}" for one in news if one.kind == "node_silent"]

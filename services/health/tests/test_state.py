@@ -108,6 +108,7 @@ def test_a_frozen_rank_is_named_wherever_it_stands_and_not_who_has_waited_the_lo
     told = play(MonitorState(CONFIG, RUN_ID), nodes_of(timelines), 40.0)
     assert [(one.kind, one.rank) for _, one in told] == [("silence", 0)]
     assert told[0][1].confidence >= 0.8
+    assert told[0][1].silence_s == 0.0, "it cannot pass by itself"
 
 
 def test_a_run_in_which_one_rank_still_moves_is_slow_and_not_hung() -> None:
