@@ -10,7 +10,7 @@ from pathlib import Path
 
 import psutil
 import pytest
-from headway.common.node.flight import ON_DEVICE, FlightWriter
+from headway.common.node.flight import FlightWriter
 from headway.common.node.last_words import LastWords
 from headway.common.node.testing import identity, python_child, read_line, send_line, wait_until
 from headway.common.plan.schedule.actions import Kind
@@ -214,28 +214,6 @@ def test_an_open_evaluation_is_seen_under_the_actions_inside_it(
         assert source.read()[0].phase == "eval"
         writer.end(seq)
     assert source.read()[0].phase == "step"
-    source.close()
-
-
-def test_a_ring_tells_whether_its_rank_waits_and_for_how_long_its_step_has_lasted(
-    tmp_path: Path, writer: FlightWriter
-) -> None:
-    clock_ns = [time.monotonic_ns()]
-    source = FlightSource(tmp_path, clock_ns=lambda: clock_ns[0])
-    assert (source.read()[0].waits, source.read()[0].step_age_s) == ("", -1.0)
-    with writer.record(Kind.STEP, step=7), writer.record(Kind.FORWARD, step=7):
-        clock_ns[0] = time.monotonic_ns() + 5_000_000_000
-        [busy] = source.read()
-        assert (busy.waits, busy.open_kind) == ("", "FORWARD") and busy.step_age_s >= 5.0
-        with writer.waiting:
-            [waiting] = source.read()
-            assert (waiting.waits, waiting.open_kind) == ("others", "FORWARD")
-            assert waiting.age_s == 0.0, "a further wait is progress"
-            clock_ns[0] += 2_000_000_000
-            assert source.read()[0].age_s == 2.0
-    with writer.record(Kind.FORWARD, flags=ON_DEVICE):
-        assert source.read()[0].waits == "device"
-    assert source.read()[0].step_age_s == -1.0
     source.close()
 
 

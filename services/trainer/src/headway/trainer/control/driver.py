@@ -85,6 +85,7 @@ MANY_NODES = 512
 RENEW_S = 0.25
 FLUSH_S = 0.1
 ENDED_S = 0.25
+_COPIED = ("pid", "rank", "generation", "service", "silence_s")  # of a verdict
 """How often the engine is asked whether the inits of silent nodes have ended."""
 ORPHANS_S = 2.0
 """The same of the other nodes, whose executors are well."""
@@ -271,12 +272,8 @@ class Driver:
                 message.kind,
                 response(message),
                 message.node,
-                pid=message.pid,
-                rank=message.rank,
-                generation=message.generation,
-                service=message.service,
                 detail=f"{message.remedy}; see {self.run_dir.logs}",
-                silence_s=message.silence_s,
+                **{name: getattr(message, name) for name in _COPIED},
             )
         )
 
