@@ -82,10 +82,10 @@ from headway.trainer.control.writer import JournalWriter
 TICK_S = 0.1
 GATHER_S = 0.005  # with many nodes, messages are collected for this long and handled together
 MANY_NODES = 512
+_COPIED = ("pid", "rank", "generation", "service", "silence_s")  # of a verdict
 RENEW_S = 0.25
 FLUSH_S = 0.1
 ENDED_S = 0.25
-_COPIED = ("pid", "rank", "generation", "service", "silence_s")  # of a verdict
 """How often the engine is asked whether the inits of silent nodes have ended."""
 ORPHANS_S = 2.0
 """The same of the other nodes, whose executors are well."""
