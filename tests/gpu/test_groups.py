@@ -111,7 +111,7 @@ def test_one_communicator_of_one_rank_reduces_and_aborts() -> None:
     device, channels, joint = take_device(0), Channels(), JointAbort()
     channels.on_abort(joint.abort)
     dist: Any = torch.distributed
-    group = nccl_group(dist.HashStore(), 0, 1, 30.0, device)
+    group = nccl_group(dist.HashStore(), 0, 1, device)
     joint.add(group)
     comm = NcclComm(group, channels, 0, 1)
     tensor = torch.arange(4.0, device=device)

@@ -151,7 +151,7 @@ def test_a_lost_store_is_a_lost_peer_also_when_nccl_says_it(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     store: Any = SimpleNamespace(is_lost=False)
-    factory = factories.NcclFactory(store, Channels(), 1.0, torch.device("cpu"), wraps=False)
+    factory = factories.NcclFactory(store, Channels(), torch.device("cpu"), wraps=False)
 
     def fail(*_: Any, **__: Any) -> None:
         raise _dist.DistBackendError("store->get() got error: the generation's store is gone")

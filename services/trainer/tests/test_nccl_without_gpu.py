@@ -5,18 +5,23 @@ from __future__ import annotations
 
 import os
 import threading
+from datetime import timedelta
 from queue import SimpleQueue
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
+from headway.common.config import from_dict
 from headway.common.plan.grid import Grid
 from headway.trainer import device
 from headway.trainer.comm import factories, groups, nccl
 from headway.trainer.comm.channel import Channels
-from headway.trainer.comm.interface import StuckTransport
+from headway.trainer.comm.interface import Comm, Solo, StuckTransport
 from headway.trainer.comm.nccl import PAIR_CTAS, JointAbort, nccl_group
+from headway.trainer.comm.p2p import PipeComm
+from headway.trainer.comm.store import StoreClient
+from headway.trainer.config import RunConfig
 from headway.trainer.device import take_device
 from headway.trainer.failures import breaks_device
 
@@ -95,7 +100,7 @@ def test_only_pairs_of_stages_are_held_to_a_few_sms_and_all_have_high_priority(
 ) -> None:
     """Receives that are posted ahead spin; collectives must not queue behind matrix products."""
     monkeypatch.setattr(factories._dist, "PrefixStore", lambda *_: None)
-    factory = factories.NcclFactory(None, Channels(), 1.0, torch.device("cpu"), wraps=True)
+    factory = factories.NcclFactory(None, Channels(), torch.device("cpu"), wraps=True)
     factory.comm("tp", (4, 5), 5)
     factory.pipe("pp", (1, 5, 9), 5)
     assert all(group.options.is_high_priority_stream for group in made)
@@ -104,8 +109,21 @@ def test_only_pairs_of_stages_are_held_to_a_few_sms_and_all_have_high_priority(
     assert limits == [(2, -1), (3, -1), *[(2, PAIR_CTAS)] * 4]
 
 
+def test_no_operation_is_late_for_torch_and_its_watchdog_does_not_sleep(
+    made: list[FakeNccl], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A receive that is posted ahead is as old as the step, and the watchdog holds a lock of every
+    collective while it sleeps; the monitor and the driver judge what is late."""
+    for name in device.ENVIRONMENT:
+        monkeypatch.delenv(name)
+    nccl_group(None, 0, 1, torch.device("cpu"))
+    assert made[0].options._timeout >= timedelta(days=30)
+    assert os.environ["TORCH_NCCL_WAIT_TIMEOUT_DUMP_MILSEC"] == "1"
+    assert os.environ["TORCH_NCCL_TRACE_BUFFER_SIZE"] == "0"
+
+
 def test_a_limit_of_thread_blocks_is_optional(made: list[FakeNccl]) -> None:
-    nccl_group(None, 0, 1, 1.0, torch.device("cpu"))
+    nccl_group(None, 0, 1, torch.device("cpu"))
     assert made[0].options.config.max_ctas == -1
 
 
@@ -139,6 +157,50 @@ def test_a_build_that_stays_inside_nccl_after_an_abort_gives_the_process_up(
         )
     assert breaks_device(raised.value)
     go.set()
+    channels.close()
+
+
+def test_joining_on_a_gpu_has_a_limit_of_its_own() -> None:
+    """Eight processes that load CUDA's libraries from a shared disk need more than a collective."""
+    for given, wanted in (({}, 120.0), ({"join_timeout_s": 600.0}, 600.0)):
+        run = {"train": {"device": "gpu"}, "recovery": given}
+        assert from_dict(RunConfig, run).limits.join_timeout_s == wanted
+    assert from_dict(RunConfig, {"train": {"device": "cpu"}}).limits.join_timeout_s == 60.0
+
+
+def test_a_store_of_gpus_waits_longer_while_members_join_than_afterwards(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    limits_s = []
+
+    class Factory:
+        def __init__(self, store: StoreClient, *_: Any, **__: Any) -> None:
+            limits_s.append(store.timeout_s)
+
+        def comm(self, *_: Any) -> Comm:
+            return Solo()
+
+        def pipe(self, *_: Any) -> tuple[Comm, PipeComm]:
+            return Solo(), PipeComm()
+
+    monkeypatch.setattr(groups, "NcclFactory", Factory)
+    channels = Channels()
+    made = groups.build(
+        0,
+        Grid(dp=2),
+        0,
+        host="127.0.0.1",
+        announce=lambda _: None,
+        lookup=lambda: pytest.fail("rank 0 has the store"),
+        channels=channels,
+        timeout_s=20.0,
+        join_timeout_s=120.0,
+        backend="nccl",
+        device=torch.device("cpu"),
+    )
+    assert made._store is not None
+    assert [*limits_s, made._store.timeout_s] == [120.0, 20.0]
+    made.release()
     channels.close()
 
 

@@ -100,7 +100,7 @@ class Factory(NcclFactory):
     """Makes recorded communicators, by the names and members, and in the order, of the real one."""
 
     def __init__(self, trace: Trace, *, wraps: bool) -> None:
-        super().__init__(None, Channels(), 1.0, torch.device("cpu"), wraps=wraps)
+        super().__init__(None, Channels(), torch.device("cpu"), wraps=wraps)
         self._trace = trace
         self.made: list[tuple[str, tuple[int, ...]]] = []
 

@@ -11,6 +11,12 @@ ENVIRONMENT = {
     # driver detect that themselves, and the survivors are needed for the next generation.
     "TORCH_NCCL_ASYNC_ERROR_HANDLING": "0",
     "TORCH_NCCL_ENABLE_MONITORING": "0",
+    # After an asynchronous error of a communicator, torch's watchdog sleeps four times this long
+    # (by default 60 s in all) for a report that nobody writes here, and holds the lock that
+    # queueing a collective takes. The flight ring has what the report would say, and torch's own
+    # recorder takes a Python stack for each operation.
+    "TORCH_NCCL_WAIT_TIMEOUT_DUMP_MILSEC": "1",
+    "TORCH_NCCL_TRACE_BUFFER_SIZE": "0",
     # Streams that share one of the default 8 hardware queues wait for each other, so a send could
     # still queue behind the receive of another communicator: docs/operations.md, GPUs.
     "CUDA_DEVICE_MAX_CONNECTIONS": "32",

@@ -150,6 +150,9 @@ class Rank:
                     channels=channels,
                     timeout_s=self.config.recovery.group_timeout_s,
                     first_timeout_s=self.config.recovery.first_step_timeout_s,
+                    join_timeout_s=(
+                        self.config.limits.join_timeout_s if self._device.type == "cuda" else None
+                    ),
                     backend="nccl" if self._device.type == "cuda" else "gloo",
                     device=self._device,
                     joins_ends=self.config.model.architecture.tied,

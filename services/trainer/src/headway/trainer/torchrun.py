@@ -176,7 +176,7 @@ def _groups(config: RunConfig, place: Place, device: torch.device) -> Groups:
     """The groups, built through torchrun's own store; a world of one needs none."""
     if place.world_size == 1:
         return Groups.alone(GENERATION)
-    meeting = _Meeting(place, config.recovery.join_timeout_s)
+    meeting = _Meeting(place, config.limits.join_timeout_s)
     return build(
         GENERATION,
         config.parallel.grid,
@@ -187,6 +187,7 @@ def _groups(config: RunConfig, place: Place, device: torch.device) -> Groups:
         channels=Channels(),
         timeout_s=config.recovery.group_timeout_s,
         first_timeout_s=config.recovery.first_step_timeout_s,
+        join_timeout_s=config.limits.join_timeout_s if device.type == "cuda" else None,
         backend="nccl" if device.type == "cuda" else "gloo",
         device=device,
         joins_ends=config.model.architecture.tied,

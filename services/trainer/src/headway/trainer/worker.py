@@ -258,7 +258,7 @@ class Worker:
 
     def _lookup(self, generation: int) -> StoreEndpoint:
         """Other ranks, on their build thread: wait for the store's address."""
-        deadline = time.monotonic() + self.config.recovery.join_timeout_s
+        deadline = time.monotonic() + self.config.limits.join_timeout_s
         while time.monotonic() < deadline and not self.fence.is_fenced(generation):
             try:
                 found = self._stores.get(timeout=0.2)

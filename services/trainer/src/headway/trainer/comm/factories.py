@@ -75,10 +75,10 @@ class NcclFactory:
     """
 
     def __init__(
-        self, store: Any, channels: Channels, timeout_s: float, device: torch.device, *, wraps: bool
+        self, store: Any, channels: Channels, device: torch.device, *, wraps: bool
     ) -> None:
         self._store, self._channels = store, channels
-        self._timeout_s, self._device, self._wraps = timeout_s, device, wraps
+        self._device, self._wraps = device, wraps
         self._joint = JointAbort()
         channels.on_abort(self._joint.abort)
 
@@ -91,9 +91,7 @@ class NcclFactory:
         self._channels.check()
         store, place = _dist.PrefixStore(f"{name}{min(ranks)}", self._store), ranks.index(rank)
         try:
-            group = nccl_group(
-                store, place, len(ranks), self._timeout_s, self._device, max_ctas=max_ctas
-            )
+            group = nccl_group(store, place, len(ranks), self._device, max_ctas=max_ctas)
         except RuntimeError as error:
             if self._store.is_lost:
                 raise PeerLost(str(error)) from None

@@ -102,6 +102,7 @@ def build(
     lookup: Lookup,
     channels: Channels,
     timeout_s: float,
+    join_timeout_s: float | None = None,
     backend: Backend = "gloo",
     device: torch.device | None = None,
     joins_ends: bool = False,
@@ -114,20 +115,32 @@ def build(
     the others look it up, which may block and should end when the generation is fenced (otherwise
     its thread is abandoned).
 
+    ``timeout_s``: for each use of the groups, and of the store once they are built.
+    ``join_timeout_s``: for a member to join while they are built, None for ``timeout_s``. On GPUs
+    it includes the time in which a process loads CUDA's libraries, all those of a node at once.
     ``joins_ends``: the first and the last stage exchange messages, also without interleaving.
     ``ports``: those that the store may take, ``LOW-HIGH``; "" is any.
     ``first_timeout_s``: of operations before ``Groups.limit``; ``timeout_s`` by default.
 
     Raises:
         Aborted: the generation was fenced; a half-built result is freed in the background.
-        PeerLost: a member did not join within a few ``timeout_s``, or failed.
+        PeerLost: a member did not join within a few ``join_timeout_s``, or failed.
         StuckTransport: it was fenced, and the build thread stays inside NCCL.
         RuntimeError: anything else that went wrong on the build thread.
     """
     if grid.world_size == 1:
         return Groups(generation, channels)
     builder = _Builder(
-        generation, grid, rank, host, ports, timeout_s, backend, device, channels, joins_ends
+        generation,
+        grid,
+        rank,
+        host,
+        ports,
+        (timeout_s if join_timeout_s is None else join_timeout_s, timeout_s),
+        backend,
+        device,
+        channels,
+        joins_ends,
     )
     builder.first_timeout_s = first_timeout_s or timeout_s
     try:
@@ -155,7 +168,7 @@ class _Builder:
         rank: int,
         host: str,
         ports: str,
-        timeout_s: float,
+        limits_s: tuple[float, float],
         backend: Backend,
         device: torch.device | None,
         channels: Channels,
@@ -164,8 +177,9 @@ class _Builder:
         self._joins_ends = joins_ends or grid.vp > 1
         self._generation, self._grid, self._rank, self._host = generation, grid, rank, host
         self._ports = ports
-        self._timeout_s, self._backend, self._device = timeout_s, backend, device
-        self.first_timeout_s = timeout_s
+        self._joining_s, self._using_s = limits_s
+        self.first_timeout_s = self._using_s
+        self._backend, self._device = backend, device
         self._groups = Groups(generation, channels)
         self.ended = threading.Event()
         self._is_abandoned = False
@@ -201,17 +215,18 @@ class _Builder:
         groups.comms["dp"] = make.comm(f"{prefix}/dp", grid.group("dp", rank), rank)
         in_order = [groups.comms[axis] for axis in AXES]
         groups.every_rank = EveryRank(in_order, rank, grid.world_size)
+        store.timeout_s = self._using_s
         groups._store = store
         groups.channels.check()
         return groups
 
     def _factory(self, store: StoreClient) -> Factory:
-        channels, timeout_s = self._groups.channels, self.first_timeout_s
+        channels = self._groups.channels
         if self._backend == "gloo":
-            return GlooFactory(store, channels, self._host, timeout_s)
+            return GlooFactory(store, channels, self._host, self.first_timeout_s)
         device = self._device or torch.device("cuda")
         use_interface(self._host)
-        return NcclFactory(store, channels, timeout_s, device, wraps=self._joins_ends)
+        return NcclFactory(store, channels, device, wraps=self._joins_ends)
 
     def _open_store(self, announce: Announce, lookup: Lookup) -> StoreClient:
         if self._rank == 0:
@@ -219,7 +234,7 @@ class _Builder:
                 self._host,
                 self._ports,
                 world_size=self._grid.world_size,
-                timeout_s=self._timeout_s,
+                timeout_s=self._joining_s,
             )
             self._groups._held.append(_Closing(server))
             endpoint = server.endpoint
@@ -227,7 +242,7 @@ class _Builder:
         else:
             endpoint = lookup()
             self._groups.channels.check()
-        store = StoreClient(endpoint, self._timeout_s)
+        store = StoreClient(endpoint, self._joining_s)
         self._groups._held.append(_Closing(store))
         return store
 

@@ -26,6 +26,12 @@ from headway.trainer.device import set_environment
 _dist: Any = torch.distributed  # its stubs lack the stores and the methods of a bare group
 _OPS = {"sum": _dist.ReduceOp.SUM, "max": _dist.ReduceOp.MAX}
 _POLL_S = 20e-6
+NO_LIMIT = timedelta(days=365)
+"""Time that torch allows an operation. Whether one is late is judged by the monitor and the driver,
+which can end it: torch's watchdog cannot. It counts from when an operation was queued, which for a
+receive is early, and for each one that it finds late it sleeps (``device.ENVIRONMENT``) with the
+lock that queueing the next collective takes, whatever the mode of its error handling
+(ProcessGroupNCCL.cpp, ``Watchdog::runLoop``)."""
 PAIR_CTAS = 4
 """Thread blocks, hence SMs, that the communicator of a pair of stages may occupy. A receive that is
 posted ahead spins on them until its message comes, and NCCL's blocks share an SM with nothing else,
@@ -171,7 +177,6 @@ def nccl_group(
     store: Any,
     rank: int,
     size: int,
-    timeout_s: float,
     device: torch.device,
     *,
     max_ctas: int | None = None,
@@ -192,7 +197,7 @@ def nccl_group(
     """
     set_environment()  # torch reads it for each group
     options = _dist.ProcessGroupNCCL.Options(is_high_priority_stream=True)
-    options._timeout = timedelta(seconds=timeout_s)
+    options._timeout = NO_LIMIT
     options.config.blocking = 1
     if max_ctas is not None:
         options.config.max_ctas = max_ctas

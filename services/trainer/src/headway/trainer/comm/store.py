@@ -205,7 +205,8 @@ class StoreServer:
 class StoreClient(_dist.Store):  # type: ignore[misc]  # torch's stubs export no Store
     """One rank's connection, as process groups need it; blocks, so for build threads only.
 
-    It tries to connect for ``timeout_s``; after that, each call may take as long.
+    It tries to connect for ``timeout_s``; after that, each call may take as long, or as long as the
+    attribute says then.
 
     Raises:
         PeerLost: from every call once the server is gone, the connection broken or the time is up;
@@ -214,7 +215,8 @@ class StoreClient(_dist.Store):  # type: ignore[misc]  # torch's stubs export no
 
     def __init__(self, endpoint: StoreEndpoint, timeout_s: float) -> None:
         super().__init__()
-        self._timeout_s = timeout_s
+        self.timeout_s = timeout_s
+        """Limit of a call; the build sets that of use once the groups are made."""
         self._lock = threading.Lock()
         self.is_lost = False
         """Whether a call has failed; NCCL wraps that in an error that hides it."""
@@ -302,7 +304,8 @@ class StoreClient(_dist.Store):  # type: ignore[misc]  # torch's stubs export no
         Raises:
             OSError: the connection has ended, or the time is up.
         """
-        deadline = time.monotonic() + self._timeout_s
+        limit_s = self.timeout_s
+        deadline = time.monotonic() + limit_s
         poller = zmq.Poller()
         for one in {self._socket, self._monitor, self._wake}:
             poller.register(one, zmq.POLLIN)
@@ -323,7 +326,7 @@ class StoreClient(_dist.Store):  # type: ignore[misc]  # torch's stubs export no
                 if source is self._monitor:
                     return
             elif not ready:
-                raise TimeoutError(f"no answer within {self._timeout_s:g} s")
+                raise TimeoutError(f"no answer within {limit_s:g} s")
 
 
 def _address(host: str, ports: str) -> str:

@@ -27,7 +27,9 @@ class RecoveryConfig:
     """Time limits of detection and recovery, in seconds; docs/operations.md gives their sources."""
 
     group_timeout_s: float = 20.0
-    """Timeout of a collective over gloo, from the first step of a generation on."""
+    """Longest time for a collective over gloo from the first step of a generation on, and for a
+    request to the generation's store. NCCL has no limit: the monitor and the driver judge what is
+    late."""
     first_step_timeout_s: float = 600.0
     """The same before that step is done: kernels are compiled, caches are cold, and an evaluation
     may come first. A rank that hangs there is found by the monitor."""
@@ -40,6 +42,9 @@ class RecoveryConfig:
     join_timeout_s: float = 60.0
     """Longest time from assignment until each rank has its state, not counting time in which more
     and more of it is read or made; then the generation is fenced."""
+    gpu_join_timeout_s: float = 120.0
+    """The same with ``train.device = "gpu"``, if it is longer: joining includes loading CUDA's
+    libraries. Also limits each request to the store while the communicators are made."""
     leave_timeout_s: float = 8.0
     """Longest time for a survivor to leave a fenced generation before it is killed."""
     stop_timeout_s: float = 60.0

@@ -59,6 +59,15 @@ class RunConfig:
         return batch_size // (self.train.micro_batch_size * self.parallel.dp)
 
     @property
+    def limits(self) -> RecoveryConfig:
+        """The time limits as they are on ``train.device``: joining takes longer on GPUs."""
+        limits = self.recovery
+        if self.train.device != "gpu":
+            return limits
+        longer_s = max(limits.join_timeout_s, limits.gpu_join_timeout_s)
+        return dataclasses.replace(limits, join_timeout_s=longer_s)
+
+    @property
     def batch_ramp(self) -> BatchRamp:
         """How many sequences each step has."""
         return BatchRamp.of(self.train.batch_ramp, self.train.global_batch_size)

@@ -130,12 +130,12 @@ class Driver:
         self._outcome, skipped = journal.fact("outcome", ""), journal.skipped()
         members, self._detail = members_of(journal), journal.fact("detail", "")
         self._metrics = RunMetrics(self.run_dir, self.config.launch, node, journal.event_names())
-        self.state = RunState(start, self.config.recovery, time.monotonic())
+        self.state = RunState(start, self.config.limits, time.monotonic())
         self._records = journal  # only makes records here: its thread alone writes
         self._journal = JournalWriter(journal, self._leadership.superseded)
         self._noted = Noted()
         self._recorder = InputRecorder(self.state, self._keep_input)
-        self._keep_input(self.state.clock_s, encode(start), begin_text(self.config.recovery))
+        self._keep_input(self.state.clock_s, encode(start), begin_text(self.config.limits))
         self._reports = Reports(self._journal, skipped)
         self._requests = Requests(
             self.run_dir.name,
