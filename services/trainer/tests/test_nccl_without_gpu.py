@@ -17,8 +17,8 @@ from headway.common.plan.grid import Grid
 from headway.trainer import device
 from headway.trainer.comm import factories, groups, nccl
 from headway.trainer.comm.channel import Channels
-from headway.trainer.comm.interface import Comm, Solo, StuckTransport
-from headway.trainer.comm.nccl import PAIR_CTAS, JointAbort, nccl_group
+from headway.trainer.comm.interface import Aborted, Comm, Solo, StuckTransport
+from headway.trainer.comm.nccl import PAIR_CTAS, JointAbort, nccl_group, read_when_ready
 from headway.trainer.comm.p2p import PipeComm
 from headway.trainer.comm.store import StoreClient
 from headway.trainer.config import RunConfig
@@ -120,6 +120,42 @@ def test_no_operation_is_late_for_torch_and_its_watchdog_does_not_sleep(
     assert made[0].options._timeout >= timedelta(days=30)
     assert os.environ["TORCH_NCCL_WAIT_TIMEOUT_DUMP_MILSEC"] == "1"
     assert os.environ["TORCH_NCCL_TRACE_BUFFER_SIZE"] == "0"
+
+
+class Event:
+    """Becomes ready because an abort has ended the kernel before it."""
+
+    def __init__(self, channels: Channels) -> None:
+        self._channels, self._is_recorded = channels, False
+
+    def record(self) -> None:
+        self._is_recorded = True
+
+    def query(self) -> bool:
+        assert self._is_recorded
+        self._channels.abort()
+        return True
+
+
+class OnDevice(torch.Tensor):
+    """A tensor that says it is on a GPU."""
+
+    device = torch.device("cuda", 0)  # type: ignore[assignment]
+
+
+def test_what_became_ready_by_an_abort_is_not_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Such values are garbage, and one of them says which snapshot all ranks have sealed."""
+    channels, empty = Channels(), torch.empty
+
+    def pageable(*args: Any, pin_memory: bool, **kind: Any) -> torch.Tensor:
+        assert pin_memory
+        return empty(*args, **kind)
+
+    monkeypatch.setattr(torch.cuda, "Event", lambda: Event(channels))
+    monkeypatch.setattr(torch, "empty", pageable)
+    values = torch.tensor([1.0, 2.0]).as_subclass(OnDevice)
+    with pytest.raises(Aborted):
+        read_when_ready(values, channels)
 
 
 def test_a_limit_of_thread_blocks_is_optional(made: list[FakeNccl]) -> None:
