@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import math
 from collections import Counter
+from collections.abc import Mapping
+from typing import Any
 
 import pytest
 import torch
 from headway.testkit.trainer import reference
 from headway.testkit.trainer.comm import ThreadComm, run_ranks
 from headway.testkit.trainer.models import Part, random_batch, tiny_model
+from headway.trainer.inference.sampling import next_token
 from headway.trainer.parallel.tensor import TensorParallel
 from headway.trainer.sample import sample_next
 from headway.trainer.steering import Sums
@@ -55,6 +58,37 @@ def test_the_ends_of_the_unit_interval_give_tokens_that_exist() -> None:
         sample_next(logits, TensorParallel(), temperature=1.0, uniform=1.0 - 2**-53).tolist()[1]
         == 2
     )
+
+
+class OnGpu(torch.Tensor):
+    """Refuses what torch has no deterministic kernel for on a GPU."""
+
+    @classmethod
+    def __torch_function__(
+        cls, func: Any, types: Any, args: Any = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        name = func.__name__
+        if name in ("cumsum", "multinomial"):
+            raise RuntimeError(f"{name} on CUDA does not have a deterministic implementation")
+        if name == "cpu":
+            return args[0].as_subclass(torch.Tensor)
+        return super().__torch_function__(func, types, args, kwargs or {})
+
+
+def test_a_deterministic_run_on_a_gpu_can_sample() -> None:
+    logits = torch.tensor([[0.0, 1.0, 3.0, 2.0]])
+    on_gpu = logits.as_subclass(OnGpu)
+    with pytest.raises(RuntimeError, match="deterministic"):
+        on_gpu.double().cumsum(-1)
+    for uniform in (0.0, 0.05, 0.5, 0.99):
+        found = sample_next(on_gpu, TensorParallel(), temperature=0.8, uniform=uniform)
+        wanted = sample_next(logits, TensorParallel(), temperature=0.8, uniform=uniform)
+        assert found.tolist() == wanted.tolist()
+    draws = [torch.Generator().manual_seed(7) for _ in range(2)]
+    for top_p in (0.5, 1.0):
+        assert next_token(on_gpu[0], temperature=0.8, top_p=top_p, draw=draws[0]) == next_token(
+            logits[0], temperature=0.8, top_p=top_p, draw=draws[1]
+        )
 
 
 def test_mean_loss_is_the_sum_over_tokens_and_nan_without_any() -> None:

@@ -64,7 +64,10 @@ def sample_text(
 def sample_next(
     logits: torch.Tensor, tp: TensorParallel, *, temperature: float = 0.0, uniform: float = 0.0
 ) -> torch.Tensor:
-    """The next token of each sequence, [micro_batch] int64, the same on all tp ranks.
+    """The next token of each sequence, [micro_batch] int64 on the CPU, equal on all tp ranks.
+
+    The probabilities, a few kB, are added up on the CPU: on GPUs the order of a cumulated sum is
+    not fixed, and ``train.deterministic`` refuses it (torch.use_deterministic_algorithms).
 
     Args:
         logits: this rank's piece [micro_batch, vocab/tp], as ``Chunk.logits`` returns it.
@@ -72,7 +75,7 @@ def sample_next(
         uniform: a number in [0, 1) from the caller's generator, equal on all ranks; the sample is
             the token where the cumulated probability passes it.
     """
-    whole = _gather_vocabulary(logits, tp).double()
+    whole = _gather_vocabulary(logits, tp).cpu().double()
     if temperature <= 0.0:
         return whole.argmax(-1)
     cumulated = torch.softmax(whole / temperature, -1).cumsum(-1)

@@ -15,8 +15,10 @@ def next_token(
     """A token of the distribution given by ``logits`` [vocab_size].
 
     ``temperature`` 0 takes the likeliest. ``top_p`` keeps the likeliest tokens that together have
-    at least that probability (Holtzman et al., arXiv 1904.09751, section 3.1).
+    at least that probability (Holtzman et al., arXiv 1904.09751, section 3.1). The sums are made on
+    the CPU, where their order is fixed.
     """
+    logits = logits.cpu()
     if temperature <= 0.0:
         return int(logits.argmax())
     probabilities, tokens = torch.softmax(logits.double() / temperature, -1).sort(descending=True)
