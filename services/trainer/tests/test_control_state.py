@@ -102,6 +102,40 @@ def test_a_survivors_report_is_a_symptom_and_a_later_failure_of_another_rank_is_
     assert (failed.fields["rank"], failed.fields["reason"]) == (1, "ValueError: labels")
 
 
+SYSTEM = "DistBackendError: NCCL error, unhandled system error"
+
+
+def test_what_nccl_reports_of_a_death_is_a_symptom_and_blames_nobody() -> None:
+    """Over sockets and InfiniBand the survivors of a death get ncclSystemError: counted as their
+    own failures, five of them at one step would end the run."""
+    hand = Hand().run()
+    fence = only(hand.send(hand.left(0, "transport", detail=SYSTEM)), Log)
+    assert (fence.event, fence.fields["is_symptom"]) == ("fence", True)
+    assert hand.send(hand.left(2, "transport", detail=SYSTEM)) == []
+    view = hand.state._core.fleet.worker("n0w1")
+    assert view is not None
+    hand.send(hand.gone(0, "n0w1", view.pid))
+    assert [cause for cause, _ in hand.state._core.brake.causes] == ["rank 1 is lost: killed"]
+    assert hand.state._core.brake.count(5) == ""
+    assert SYSTEM not in [signature for signature, _, _ in hand.state._core.brake.crashes]
+
+
+def test_what_nccl_reports_without_any_death_is_a_failure_whichever_rank_is_first() -> None:
+    hand = Hand(limits=dataclasses.replace(LIMITS, max_crashes=3)).run()
+    actions: list[Action] = []
+    for first in (0, 1, 0):
+        fence = only(hand.send(hand.left(first, "transport", detail=SYSTEM)), Log)
+        assert fence.fields["reason"] == f"rank {first} failed: {SYSTEM}"
+        hand.leave()
+        hand.read(5)
+        actions = hand.send(DurableFound(None))
+        if hand.state.phase == "beginning":
+            hand.begin(hand.wait(1.0) if hand.state.why().startswith("waiting") else actions)
+            hand.join(6)
+    finish = only(actions, Finish)
+    assert finish == Finish("failed", f"rank 0 failed: {SYSTEM} (3 times at step 5)")
+
+
 def test_a_driver_that_takes_over_in_the_middle_of_a_recovery_begins_it_again() -> None:
     hand = Hand(generation=2, epoch=2)
     for node in (0, 1):

@@ -29,6 +29,8 @@ from headway.trainer.failures import breaks_device, context_is_broken, reason_of
 _dist: Any = torch.distributed
 ILLEGAL = "CUDA error: an illegal memory access was encountered"
 REMOTE = "NCCL error in: NCCLUtils.cpp:48, remote process exited\nncclRemoteError: A call failed"
+SYSTEM = "NCCL error in: NCCLUtils.cpp:48, unhandled system error\nncclSystemError"
+INTERNAL = "NCCL error in: NCCLUtils.cpp:48, internal error\nncclInternalError"
 LOCAL = "NCCL error in: NCCLUtils.cpp:48\nncclUnhandledCudaError: Call to CUDA function failed"
 
 
@@ -38,6 +40,9 @@ LOCAL = "NCCL error in: NCCLUtils.cpp:48\nncclUnhandledCudaError: Call to CUDA f
         (PeerLost("RuntimeError: Connection closed by peer"), "peer", False),
         (_dist.DistBackendError(REMOTE), "peer", False),
         (RuntimeError(f"DistBackendError: {REMOTE}"), "peer", False),
+        (_dist.DistBackendError(SYSTEM), "transport", False),
+        (RuntimeError(f"DistBackendError: {INTERNAL}"), "transport", False),
+        (OSError("a file that is called ncclSystemError"), "error", False),
         (_dist.DistBackendError(LOCAL), "error", True),
         (_dist.DistBackendError("ncclInvalidUsage: invalid usage"), "error", False),
         (torch.AcceleratorError(ILLEGAL), "error", True),

@@ -1,4 +1,4 @@
-"""Classifies the exception that ended a step: lost peer, broken device, or own error."""
+"""Classifies the exception that ended a step: lost peer, transport, broken device, or own error."""
 
 from __future__ import annotations
 
@@ -8,24 +8,31 @@ from typing import Literal
 import torch
 from headway.trainer.comm.interface import PeerLost, StuckTransport
 
-Reason = Literal["peer", "error"]
-"""Reasons of ``LeftGeneration``: the failure of a peer, or of the reporting rank itself."""
+Reason = Literal["peer", "transport", "error"]
+"""Reasons of ``LeftGeneration``: the failure of a peer, or of the reporting rank itself, or one of
+the transport, which may be either."""
 
 _NCCL_PEER = "ncclRemoteError"
+_NCCL_UNCLEAR = ("ncclSystemError", "ncclInternalError")
 _MEMORY_WORDS = ("DefaultCPUAllocator: can't allocate memory", "DefaultCPUAllocator: not enough")
 _DEVICE_WORDS = ("CUDA error", "ncclUnhandledCudaError", "CUDNN_STATUS_EXECUTION_FAILED")
 
 
 def reason_of(error: BaseException) -> Reason:
     """``peer`` for what our store and channels raise when a connection ends, and for the one NCCL
-    code that means a remote process.
+    code that means a remote process; ``transport`` for two codes that NCCL gives for a connection
+    that a dead peer has closed, and for a fault of this machine as well (a socket, an adapter).
 
     torch has one type for all NCCL errors, so the code is read from the text. Other codes (a CUDA
     error during a collective, a bad argument) are this rank's own failures.
     """
     if isinstance(error, PeerLost):
         return "peer"
-    return "peer" if isinstance(error, RuntimeError) and _NCCL_PEER in str(error) else "error"
+    if not isinstance(error, RuntimeError):
+        return "error"
+    if _NCCL_PEER in str(error):
+        return "peer"
+    return "transport" if any(code in str(error) for code in _NCCL_UNCLEAR) else "error"
 
 
 def is_out_of_memory(error: BaseException) -> bool:

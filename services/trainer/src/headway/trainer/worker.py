@@ -192,7 +192,7 @@ class Worker:
                 bad_checkpoint, bad_part = True, error.part
             bad_snapshot = isinstance(error, BadSnapshotError)
             reason, detail = reason_of(error), _one_line(error)
-            if reason == "error":
+            if reason != "peer":
                 log.exception("the step failed")
             if is_out_of_memory(error):  # every further attempt would need as much
                 detail, is_fatal = str(too_small(self.config, assign.rank, error)), True

@@ -87,10 +87,12 @@ class LeftGeneration(Message, tag="executor.left_generation/1"):
     generation: int
     rank: int
     reason: str
-    """``aborted``, ``peer`` (a peer's failure), ``error`` (the worker's own exception) or ``spike``
-    (of loss or gradient norm, from which the run is to go back)."""
+    """``aborted``, ``peer`` (a peer's failure), ``transport`` (an error of NCCL that a peer's death
+    causes, and a fault of this worker's machine too), ``error`` (the worker's own exception) or
+    ``spike`` (of loss or gradient norm, from which the run is to go back)."""
     detail: str = ""
-    """The exception, one line; with ``error`` the innermost frames of the traceback."""
+    """The exception, one line; with ``error`` and ``transport`` also the innermost frames of the
+    traceback."""
     bad_checkpoint: bool = False
     """A part of the durable checkpoint cannot be read; it is read again before an older one is."""
     bad_part: int = -1

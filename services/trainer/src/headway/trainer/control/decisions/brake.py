@@ -35,6 +35,7 @@ class Brake:
         self.max_crashes = max_crashes
         self._counts = {(signature, step): count for signature, step, count in crashes}
         self._causes = dict(causes)
+        self._suspects: dict[str, str] = {}
         self._reason = ""
         self._is_recovery = bool(self._causes)
         self.pause_s = 0.0
@@ -45,6 +46,11 @@ class Brake:
     def blame(self, signature: str, sentence: str) -> None:
         """Note what a rank did or suffered; the first sentence for a signature stays."""
         self._causes.setdefault(signature[:MAX_SIGNATURE], sentence[:MAX_SIGNATURE])
+        self._is_recovery = True
+
+    def suspect(self, signature: str, sentence: str) -> None:
+        """Note what a rank suffered that is a cause only if there is no other, such as a death."""
+        self._suspects.setdefault(signature[:MAX_SIGNATURE], sentence[:MAX_SIGNATURE])
         self._is_recovery = True
 
     def fenced(self, reason: str, *, is_counted: bool) -> None:
@@ -58,13 +64,14 @@ class Brake:
     def bad_copy(self) -> None:
         """Note that a copy of the state was bad: a recovery, but not a crash of the code."""
         self._is_recovery = True
-        self._reason = ""  # what survivors felt of it
+        self._reason, self._suspects = "", {}  # what survivors felt of it
 
     def count(self, step: int) -> str:
         """Count what led back to ``step``; returns the cause that ends the run, else ""."""
-        causes = self._causes or ({self._reason: self._reason} if self._reason else {})
+        unexplained = {self._reason: self._reason} if self._reason else {}
+        causes = self._causes or self._suspects or unexplained
         is_recovery, last = self._is_recovery, next(reversed(causes.values()), "a bad snapshot")
-        self._causes, self._reason, self._is_recovery = {}, "", False
+        self._causes, self._suspects, self._reason, self._is_recovery = {}, {}, "", False
         self.pause_s, self.repeated = 0.0, ""
         for signature, sentence in causes.items():
             count = self._add(signature, step)

@@ -19,6 +19,9 @@ from headway.trainer.control.decisions.events import (
 )
 from headway.trainer.control.decisions.phases.choosing import begun
 
+_HAPPENED = {"error": "failed", "transport": "failed", "peer": "lost a peer"}
+"""What a rank did that left its generation for this reason."""
+
 
 def on_beat(core: Core, beat: NodeBeat) -> tuple[int | None, list[Action]]:
     """Returns the node when something of it has changed that phases look at,
@@ -84,10 +87,10 @@ def on_left(core: Core, left: LeftGeneration) -> list[Action]:
     is_counted = _note_cause(core, left)
     if core.phase not in ("joining", "running"):
         return [_failure(core, left, is_counted)] if left.reason == "error" else []
-    happened = {"error": "failed", "peer": "lost a peer"}.get(left.reason, left.reason)
+    happened = _HAPPENED.get(left.reason, left.reason)
     return core.fence(
         f"rank {left.rank} {happened}: {left.detail}",
-        is_symptom=left.reason == "peer",
+        is_symptom=left.reason in ("peer", "transport"),
         is_counted=is_counted,
     )
 
@@ -118,6 +121,8 @@ def _note_cause(core: Core, left: LeftGeneration) -> bool:
     if left.reason == "error":
         core.brake.blame(left.detail, f"rank {left.rank} failed: {left.detail}")
         core.count_failure(left.rank, left.detail, is_error=True)
+    if left.reason == "transport":
+        core.brake.suspect(left.detail, f"rank {left.rank} failed: {left.detail}")
     return True
 
 
