@@ -38,7 +38,6 @@ KEPT_ON_RESUME = (
     "train.dtype",
     "train.global_batch_size",
     "train.batch_ramp",
-    "train.micro_batch_size",
     "data.path",
     "data.seed",
 )

@@ -207,15 +207,20 @@ class RunConfig:
                 "without a token",
                 remedy="use a smaller parallel.tp",
             )
-        for name, value in (
-            ("model.heads", architecture.heads),
-            ("model.kv_heads", architecture.kv_heads),
-            ("model.ffn", architecture.ffn),
-            ("the padded vocabulary", architecture.padded_vocab_size),
-            ("model.seq_len", architecture.seq_len),
-        ):
+        split = {
+            "model.heads": architecture.heads,
+            "model.kv_heads": architecture.kv_heads,
+            "model.ffn": architecture.ffn,
+            "the padded vocabulary": architecture.padded_vocab_size,
+            "model.seq_len": architecture.seq_len,
+        }
+        for name, value in split.items():
             if value % tp:
+                fits = max(
+                    n for n in range(1, tp) if all(other % n == 0 for other in split.values())
+                )
                 raise ConfigError(
                     f"{name}={value} is not divisible by parallel.tp={tp}",
-                    remedy=f"use a multiple of {tp}",
+                    remedy=f"set parallel.tp={fits}, which divides all that it splits; in a new "
+                    f"model {name} may also be a multiple of {tp}",
                 )
