@@ -4,6 +4,8 @@ a checkpoint records."""
 from __future__ import annotations
 
 import math
+import weakref
+from typing import Any
 
 import numpy as np
 import pytest
@@ -224,6 +226,23 @@ def test_state_is_one_buffer_that_renewal_leaves_alone() -> None:
     assert torch.equal(part.flat.state, before)
     assert part.flat.params is not params
     assert part.flat.grad_shard.data_ptr() == part.flat.grads[part.flat.start :].data_ptr()
+
+
+def test_old_memory_is_free_before_the_new_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Catches a recovery that needs parameters and gradients twice."""
+    part = Part(tiny_model())
+    old = [weakref.ref(part.flat.params), weakref.ref(part.flat.grads)]
+    zeros, living = torch.zeros, []
+
+    def watched(*args: Any, **kind: Any) -> torch.Tensor:
+        living.append([tensor() is not None for tensor in old])
+        return zeros(*args, **kind)
+
+    part.chunk.unbind()
+    monkeypatch.setattr(torch, "zeros", watched)
+    part.flat.renew()
+    assert living == [[False, False]] * 2
+    part.chunk.bind(part.flat)
 
 
 def test_scattered_replicas_are_refused() -> None:

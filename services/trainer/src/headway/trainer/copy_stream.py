@@ -16,7 +16,12 @@ log = get_logger("snapshot")
 
 
 class CopyStream:
-    """A separate stream from a GPU into slots, which are page-locked at their first use.
+    """A separate stream from a GPU into slots of page-locked memory.
+
+    To lock or unlock memory waits until the device is idle, and meanwhile no other thread can
+    launch anything. So both are done on the thread that trains, between two steps, when nothing
+    that waits for a peer is queued: beside a step they would wait for a receive that is posted
+    ahead, and the peer for this rank.
 
     A copy on the computation's stream would wait behind the whole next step, and a copy into
     pageable memory goes through the driver's small buffer. Of the lowest priority, because NCCL's
@@ -36,9 +41,8 @@ class CopyStream:
         return event
 
     @contextmanager
-    def copying(self, written: Any, data: npt.NDArray[np.uint8]) -> Iterator[None]:
+    def copying(self, written: Any) -> Iterator[None]:
         """Copies queued in the block run after ``written`` and are done when the block ends."""
-        self._lock(data)
         self._stream.wait_event(written)
         try:
             with torch.cuda.stream(self._stream):
@@ -48,7 +52,7 @@ class CopyStream:
 
     def unlock(self, data: npt.NDArray[np.uint8]) -> None:
         """Unlock a slot that is about to lose its memory: the GPU would keep writing to the old
-        pages. The next copy into it locks the new ones."""
+        pages."""
         self._unlock(data.ctypes.data)
 
     def unlock_all(self) -> None:
@@ -68,7 +72,7 @@ class CopyStream:
                 remedy="the worker is replaced; look at the GPU if it happens again",
             )
 
-    def _lock(self, data: npt.NDArray[np.uint8]) -> None:
+    def lock(self, data: npt.NDArray[np.uint8]) -> None:
         """Page-lock a slot once; if that is refused, its copies are slower."""
         address = data.ctypes.data
         if address in self._slots:

@@ -16,6 +16,7 @@ from headway.common.plan.schedule.actions import Kind
 from headway.trainer.batches import BatchReader, DataFactory, Split
 from headway.trainer.build import build_model
 from headway.trainer.comm.groups import Groups
+from headway.trainer.comm.nccl import settle
 from headway.trainer.config import RunConfig
 from headway.trainer.context import StepContext
 from headway.trainer.data_streams import DataStreams
@@ -59,9 +60,11 @@ class Session:
         open_arena: ArenaFactory | None = None,
         recorder: Recorder | None = None,
         device: torch.device | str = "cpu",
+        rehearses: bool | None = None,
         store_moved: Callable[[], bool] = lambda: False,
     ) -> None:
-        """``store_moved``: whether the node's store made progress since the last call."""
+        """``store_moved``: whether the node's store made progress since the last call.
+        ``rehearses``: whether a whole step is rehearsed before the first one, None for on GPUs."""
         self.config, self.rank = config, rank
         self.device = torch.device(device)
         self._data_factory = data_factory
@@ -78,6 +81,7 @@ class Session:
         self._state = TrainState()
         self._is_used = False
         self._compiles = config.train.compile
+        self._rehearses = self.device.type == "cuda" if rehearses is None else rehearses
         self.is_last_wanted = False
         """Whether ``run`` could mark its last snapshot durable."""
         self.is_complete = False
@@ -133,10 +137,18 @@ class Session:
         snapshots = self._sound_snapshots()
         with self._recorder.record(Kind.RESTORE, step=step):
             if self._is_used:
+                settle(self.device)
                 for chunk, flat in zip(self.chunks, self.flats, strict=True):
+                    chunk.unbind()
                     flat.renew()  # an abandoned operation may still write to the old buffers
                     chunk.bind(flat)
             self._is_used = True
+            if self._rehearses:  # leaves garbage, so before the state
+                from headway.trainer.rehearsal import rehearse_step
+
+                rehearse_step(self._context(), progress)
+                self._rehearses = self._compiles = False
+            snapshots.lock()
             extra = Extra(step=0, samples=0)
             if source == "arena":
                 extra = snapshots.restore(step)

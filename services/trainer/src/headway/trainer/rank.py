@@ -34,6 +34,7 @@ from headway.trainer.deterministic import make_deterministic
 from headway.trainer.device import take_device
 from headway.trainer.device_recorder import recorder_for
 from headway.trainer.errors import BadCheckpointError, DivergedError
+from headway.trainer.failures import is_out_of_memory
 from headway.trainer.generation import Session
 from headway.trainer.layout_check import difference
 from headway.trainer.link import WorkerStatus
@@ -41,6 +42,7 @@ from headway.trainer.memory import MemoryWatch
 from headway.trainer.store_watch import StoreWatch
 
 SHOW_RESTORED_S = 1.0
+MEMORY_WAIT_S = 5.0  # the memory of processes that were killed is free again within seconds
 CLAIM_LIMIT_S = 5.0  # the rank's earlier process was killed; the kernel may take a moment
 
 log = get_logger("rank")
@@ -158,7 +160,7 @@ class Rank:
                     joins_ends=self.config.model.architecture.tied,
                 )
             )
-            self._restore(assign)
+            self._restore_twice(assign)
             context.link.report_kept(self._session.step)
             context.view.status = "restored"
             context.link.beat_now()
@@ -193,6 +195,24 @@ class Rank:
         self._store.close()
         if self._node.arena is not None:
             self._node.arena.close()
+
+    def _restore_twice(self, assign: Assign) -> None:
+        """Once more if memory ran out: a process that was ended a moment ago may still hold its
+        own, on a GPU or in RAM."""
+        try:
+            self._restore(assign)
+            return
+        except Exception as error:
+            if not is_out_of_memory(error):
+                raise
+            log.warning("out of memory while restoring: tried once more", error=str(error)[:200])
+        end_s = time.monotonic() + MEMORY_WAIT_S
+        while time.monotonic() < end_s:
+            self._restored(0)
+            time.sleep(0.1)
+        if self._device.type == "cuda":
+            torch.cuda.empty_cache()
+        self._restore(assign)
 
     def _restore(self, assign: Assign) -> None:
         restore = assign.restore

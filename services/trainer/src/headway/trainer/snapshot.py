@@ -115,6 +115,17 @@ class Snapshots:
         device = flats[0].state.device
         self._gpu = CopyStream(device) if arena is not None and device.type == "cuda" else None
 
+    def lock(self) -> None:
+        """Page-lock the slots that snapshots will use, on GPUs; before anything waits for a peer,
+        so that no step has to wait for it.
+
+        Raises:
+            InputError: shared memory is full.
+        """
+        if self._gpu is not None and self._arena is not None:
+            for data in self._arena.resident():
+                self._gpu.lock(data)
+
     @property
     def sealed(self) -> int:
         """Newest snapshot known to be sealed, -1 for none."""
@@ -140,6 +151,8 @@ class Snapshots:
         failpoint("snapshot.before_seal", step=step)
         written = self._gpu.mark() if self._gpu is not None else None
         slot = self._free_slot(self._arena, step, generation)
+        if self._gpu is not None:
+            self._gpu.lock(slot.data)
         job = _Job(slot, extra.pack(), durable, durable and not is_last, written)
         self._running = job
         if self._thread is None:
@@ -159,6 +172,8 @@ class Snapshots:
             return
         job.done.wait()
         self._running = None
+        if job.trims and self._arena is not None:
+            self._trim(self._arena)
         if job.error is not None:
             raise job.error
         self._sealed = job.slot.step
@@ -258,9 +273,13 @@ class Snapshots:
         raise BadSnapshotError(step, arena.path, "; ".join(reasons))
 
     def close(self) -> None:
-        """End the thread, after the snapshot under way; may be repeated."""
+        """End the thread, after the snapshot under way, and unlock its memory; may be repeated."""
         self._jobs.put(None)
-        self._thread = None
+        thread, self._thread = self._thread, None
+        if thread is not None and self._gpu is not None:
+            thread.join()  # a copy, which depends on no other process
+        if self._gpu is not None:
+            self._gpu.unlock_all()
 
     def _free_slot(self, arena: Arena, step: int, generation: int) -> ArenaSlot:
         """A slot to write. If there is no memory for it although one is being read, that one is
@@ -281,8 +300,6 @@ class Snapshots:
         while True:
             job = self._jobs.get()
             if job is None:
-                if self._gpu is not None:
-                    self._gpu.unlock_all()
                 return
             try:
                 self._copy(job)
@@ -295,7 +312,7 @@ class Snapshots:
         assert self._arena is not None
         target, gpu = torch.from_numpy(job.slot.data), self._gpu
         behind: AbstractContextManager[None] = (
-            nullcontext() if gpu is None else gpu.copying(job.written, job.slot.data)
+            nullcontext() if gpu is None else gpu.copying(job.written)
         )
         with behind:
             for flat, start in zip(self._flats, self._starts, strict=True):
@@ -305,8 +322,15 @@ class Snapshots:
         self._arena.seal(job.slot, job.extra, job.durable)
         if job.reserve:
             self._reserve(self._arena, job.slot.step)
-        elif not job.durable:
-            self._arena.trim(before=lambda data: None if gpu is None else gpu.unlock(data))
+        elif not job.durable and gpu is None:
+            self._trim(self._arena)
+        else:
+            job.trims = not job.durable
+
+    def _trim(self, arena: Arena) -> None:
+        """Give back the memory of a third slot. With a GPU the thread that trains does it."""
+        gpu = self._gpu
+        arena.trim(before=lambda data: None if gpu is None else gpu.unlock(data))
 
     def _reserve(self, arena: Arena, step: int) -> None:
         try:
@@ -339,5 +363,6 @@ class _Job:
     ) -> None:
         self.slot, self.extra, self.written = slot, extra, written
         self.durable, self.reserve = durable, reserve
+        self.trims = False
         self.done = threading.Event()
         self.error: BaseException | None = None

@@ -230,6 +230,20 @@ class Arena(ArenaReader):
         must not be requested."""
         return any(info.wanted and not info.released for info in self.sealed())
 
+    def resident(self) -> list[Bytes]:
+        """The data of the slots that snapshots take in turn while none is being read; gives them
+        memory.
+
+        Raises:
+            InputError: shared memory is full.
+        """
+        self.claim()
+        held = [index for index in range(NUM_SLOTS) if self._state(index) != form.HOLE]
+        held += [index for index in range(NUM_SLOTS) if index not in held]
+        for index in held[: form.NUM_RESIDENT]:
+            self._back(index)
+        return [self._data(index) for index in held[: form.NUM_RESIDENT]]
+
     def reserve(self) -> None:
         """Give every slot memory, so that snapshots continue while a wanted one is being read.
 

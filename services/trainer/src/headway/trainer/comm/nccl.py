@@ -19,7 +19,7 @@ import torch.distributed
 from headway.common.log import get_logger
 from headway.common.wire.addresses import interface_of
 from headway.trainer.comm.channel import Channels
-from headway.trainer.comm.interface import Comm, Op, Ticket
+from headway.trainer.comm.interface import Comm, Op, StuckTransport, Ticket
 from headway.trainer.comm.p2p import Direction, PipeComm
 from headway.trainer.device import set_environment
 
@@ -36,6 +36,9 @@ PAIR_CTAS = 4
 """Thread blocks, hence SMs, that the communicator of a pair of stages may occupy. A receive that is
 posted ahead spins on them until its message comes, and NCCL's blocks share an SM with nothing else,
 so with four lanes the default (up to 32 blocks each) takes the SMs from the matrix products."""
+
+SETTLE_S = 10.0
+"""Longest wait for a device whose communicators were aborted."""
 
 log = get_logger("nccl")
 
@@ -211,6 +214,24 @@ def use_interface(address: str) -> None:
     choice wins. NCCL reads it when the process makes its first communicator."""
     if name := interface_of(address):
         os.environ.setdefault("NCCL_SOCKET_IFNAME", f"={name}")  # "=": this very name
+
+
+def settle(device: torch.device) -> None:
+    """Wait until nothing runs on the device any more: after an abort it may still end kernels, and
+    the allocator would give their memory to others.
+
+    Raises:
+        StuckTransport: something runs on.
+    """
+    if device.type == "cpu":
+        return
+    ended: Any = torch.cuda.Event()  # type: ignore[no-untyped-call]
+    ended.record()
+    deadline_s = time.monotonic() + SETTLE_S
+    while not ended.query():
+        if time.monotonic() > deadline_s:
+            raise StuckTransport(f"the device is still busy {SETTLE_S:g} s after an abort")
+        time.sleep(_POLL_S)
 
 
 def read_when_ready(tensor: torch.Tensor, channels: Channels) -> list[float]:

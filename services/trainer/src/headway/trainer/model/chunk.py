@@ -101,6 +101,15 @@ class Chunk:
                 torch.zeros(shape, dtype=self.precision.master_dtype, device=device),
             )
 
+    def unbind(self) -> None:
+        """Let go of the flat memory, so that it is free before ``flat.renew`` takes other."""
+        nothing = torch.empty(0, device=self.device)
+        self._flat = None
+        for parameter in (*self._parameters.values(), *self._joined):
+            parameter.bind(nothing, nothing)
+        if self._borrowed is not None:
+            self._borrowed.bind(nothing, nothing)
+
     def activation_shape(self, micro_batch_size: int) -> torch.Size:
         """Shape of the tensors between stages: [seq/tp, micro_batch, hidden]."""
         return torch.Size((self.model.seq_len // self.tp.size, micro_batch_size, self.model.hidden))

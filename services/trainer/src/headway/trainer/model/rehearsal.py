@@ -8,13 +8,15 @@ them.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 
 import torch
 from headway.trainer.comm.interface import Done, Op, Solo, Ticket
 from headway.trainer.errors import RefusedError
 from headway.trainer.model.chunk import Chunk
 from headway.trainer.model.kernels import watching
+from headway.trainer.parallel.tensor import TensorParallel
 from torch._dynamo.exc import BackendCompilerFailed
 from torch._inductor.exc import InductorError
 
@@ -50,11 +52,21 @@ def rehearse(
     Raises:
         RefusedError: the compiler failed, as it would again after a restart.
     """
-    tp = chunks[0].tp
+    with alone(chunks[0].tp, progress):
+        _run(chunks, micro_batch_size)
+
+
+@contextmanager
+def alone(tp: TensorParallel, progress: Callable[[int], object]) -> Iterator[None]:
+    """In the block ``tp`` reaches nobody, and ``progress`` is called as ``rehearse`` does.
+
+    Raises:
+        RefusedError: the compiler failed in the block.
+    """
     comm, tp.comm = tp.comm, Echo(tp.rank, tp.size)
     try:
         with watching(lambda: progress(1)):
-            _run(chunks, micro_batch_size)
+            yield
     except (BackendCompilerFailed, InductorError) as error:
         raise RefusedError(
             f"train.compile: torch's compiler failed: {str(error).strip().splitlines()[0]}",

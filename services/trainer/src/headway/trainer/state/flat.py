@@ -79,9 +79,12 @@ class FlatChunk:
     def renew(self) -> None:
         """Replace ``params``, ``grads`` and ``grad_shard`` by fresh zeroed memory; ``state`` stays.
 
-        After an abort an abandoned collective may still write to the old buffers.
-        ``Chunk.bind`` must follow.
+        After an abort an abandoned collective may still write to the old buffers, which it keeps
+        alive. Nothing else does, if ``Chunk.unbind`` came before: then both are never there at
+        once. ``Chunk.bind`` must follow.
         """
+        nothing = torch.empty(0, device=self.device)
+        self.params = self.grads = self.grad_shard = self.param_shard = nothing
         self.params = torch.zeros(self.numel, dtype=self.precision.param_dtype, device=self.device)
         self.grads = torch.zeros(self.numel, dtype=self.precision.master_dtype, device=self.device)
         self.grad_shard = self.grads[self.start : self.stop]
