@@ -9,226 +9,34 @@ starts when the messages waited for before it are done.
 from __future__ import annotations
 
 import weakref
-from collections import defaultdict, deque
-from collections.abc import Iterator
-from dataclasses import dataclass, field
+from collections import deque
 from typing import Any
 
 import headway.trainer.pipeline as pipeline_module
 import pytest
 import torch
-from headway.common.plan.schedule import forward_only, generate, lower
-from headway.common.plan.schedule.actions import COMPUTE, RECEIVES, Action, Kind, Schedule
-from headway.trainer.batches import MicroBatch
-from headway.trainer.comm.channel import Channels
-from headway.trainer.comm.factories import LANES, NcclFactory
-from headway.trainer.comm.p2p import PipeComm
-from headway.trainer.model.chunk import Forward
+from headway.common.plan.schedule import generate, lower
+from headway.common.plan.schedule.actions import RECEIVES, Action, Kind
+from headway.testkit.trainer.nccl_model import (
+    SHAPES,
+    Factory,
+    FakeChunk,
+    Ticket,
+    Trace,
+    Watched,
+    by_lane,
+    by_pair,
+    carry_out,
+    issue,
+    lowered,
+    passes_of,
+    step_of,
+)
 from headway.trainer.pipeline import MAX_UNFINISHED_SENDS, Pipeline
-from headway.trainer.recorder import NoRecorder
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-SHAPES = [
-    (name, pp, vp)
-    for name, vps in (
-        ("gpipe", (1,)),
-        ("1f1b", (1,)),
-        ("zb-h1", (1,)),
-        ("interleaved", (2, 3)),
-        ("forward-only", (1, 3)),
-    )
-    for pp in (2, 3, 4, 8)
-    for vp in vps
-]
-
-
-@dataclass(eq=False)
-class Message:
-    """One end of a message: what a rank issued on a communicator, behind ``after`` waits
-    of its compute stream."""
-
-    comm: str
-    is_send: bool
-    peer: int
-    tag: int
-    after: int
-
-
-@dataclass
-class Trace:
-    """What one rank issued, in order, and what its compute stream waits for, in order."""
-
-    issued: dict[str, deque[Message]] = field(default_factory=lambda: defaultdict(deque))
-    waits: list[Message] = field(default_factory=list)
-
-
-class Ticket:
-    """Like a ticket over NCCL: the compute stream waits, the caller does not."""
-
-    def __init__(self, trace: Trace, message: Message) -> None:
-        self._trace, self._message = trace, message
-
-    def done(self) -> bool:
-        """Never known to be done: the worst case for whoever waits for old sends."""
-        return False
-
-    def wait(self) -> None:
-        self._trace.waits.append(self._message)
-
-
-class Recorded:
-    """A communicator of which ``members`` are the pipeline ranks; writes down what is issued."""
-
-    def __init__(self, trace: Trace, name: str, members: tuple[int, ...]) -> None:
-        self._trace, self._name, self._members = trace, name, members
-
-    def send(self, _: torch.Tensor, peer: int, tag: int) -> Ticket:
-        return self._issue(True, peer, tag)
-
-    def recv(self, tensor: torch.Tensor, peer: int, tag: int) -> Ticket:
-        tensor.zero_()
-        return self._issue(False, peer, tag)
-
-    def _issue(self, is_send: bool, peer: int, tag: int) -> Ticket:
-        message = Message(self._name, is_send, self._members[peer], tag, len(self._trace.waits))
-        self._trace.issued[self._name].append(message)
-        return Ticket(self._trace, message)
-
-
-class Factory(NcclFactory):
-    """Makes recorded communicators, by the names and members, and in the order, of the real one."""
-
-    def __init__(self, trace: Trace, *, wraps: bool) -> None:
-        super().__init__(None, Channels(), torch.device("cpu"), wraps=wraps)
-        self._trace = trace
-        self.made: list[tuple[str, tuple[int, ...]]] = []
-
-    def comm(self, name: str, ranks: Any, rank: int, **_: Any) -> Any:
-        assert rank in ranks
-        self.made.append((name, tuple(ranks)))
-        return Recorded(self._trace, name, tuple(ranks))
-
-
-def by_pair(trace: Trace, rank: int, schedule: Schedule) -> PipeComm:
-    return Factory(trace, wraps=schedule.vp > 1).pipe("pp", range(schedule.pp), rank)[1]
-
-
-def by_lane(trace: Trace, rank: int, schedule: Schedule) -> PipeComm:
-    """One communicator for a lane of the whole pipeline."""
-    members = tuple(range(schedule.pp))
-    lanes: Any = {lane: Recorded(trace, str(lane), members) for lane in LANES}
-    return PipeComm(lanes, rank, schedule.pp)
-
-
-class Precision:
-    param_dtype = torch.float32
-
-
-class FakeChunk:
-    """Computes nothing, in the right shape."""
-
-    device, precision = torch.device("cpu"), Precision()
-
-    def __init__(self, stage: int, stages: int) -> None:
-        self.is_first, self.is_last = stage == 0, stage == stages - 1
-
-    def activation_shape(self, size: int) -> tuple[int, ...]:
-        return (size,)
-
-    def forward(self, *_: Any, **__: Any) -> Any:
-        return Forward(torch.zeros(()) if self.is_last else torch.zeros(1), None)
-
-    def backward(self, *_: Any, **__: Any) -> torch.Tensor | None:
-        return None if self.is_first else torch.zeros(1)
-
-    def backward_weight(self, _: Any) -> None:
-        pass
-
-
-class Watched(Pipeline):
-    """Counts the receives that no look-ahead had posted where they stand, and unfinished sends."""
-
-    late = unfinished = 0
-
-    def _receive(self, action: Action) -> None:
-        self.late += self._num_posted == self._num_reached
-        super()._receive(action)
-
-    def _record(self, action: Action, flags: int = 0, nbytes: int = 0) -> Any:
-        if action.kind in COMPUTE:
-            self.unfinished = max(self.unfinished, *map(len, self._sent.values()))
-        return super()._record(action, flags, nbytes)
-
-
-def issue(schedule: Schedule, mapping: Any, *, overlap: bool = True) -> tuple[list[Trace], int]:
-    """Every rank's trace of one step, and how many receives were late over all ranks."""
-    passes = [(trace, late) for trace, late, _ in passes_of(schedule, mapping, overlap=overlap)]
-    return [trace for trace, _ in passes], sum(late for _, late in passes)
-
-
-def passes_of(
-    schedule: Schedule, mapping: Any, *, overlap: bool = True
-) -> Iterator[tuple[Trace, int, int]]:
-    """Of every rank: its trace, its late receives, and the most sends of one direction left."""
-    handlers: dict[Kind, Any] = {kind: lambda *_: None for kind in Kind if kind >= Kind.ALL_GATHER}
-    for rank, actions in enumerate(schedule.ranks):
-        trace = Trace()
-        chunks: Any = [
-            FakeChunk(c * schedule.pp + rank, schedule.num_stages) for c in range(schedule.vp)
-        ]
-        pipeline = Watched(
-            actions,
-            chunks,
-            mapping(trace, rank, schedule),
-            NoRecorder(),
-            step=0,
-            micro_batch_size=1,
-            loss_scale=1.0,
-            train=not schedule.forward_only,
-            overlap=overlap,
-            handlers=handlers | dict.fromkeys(RECEIVES, Watched._receive),
-            check=lambda: None,
-            before_compute=lambda _: None,
-        )
-        pipeline.batches = [MicroBatch(tokens=torch.zeros(1))] * schedule.num_micro_batches
-        pipeline.run()
-        assert len(trace.waits) == sum(len(queue) for queue in trace.issued.values())
-        yield trace, pipeline.late, pipeline.unfinished
-
-
-def carry_out(traces: list[Trace]) -> int:
-    """Carry out what can be; the number of messages that never start."""
-    done: set[Message] = set()
-    passed = [0] * len(traces)  # waits that a rank's compute stream has behind it
-    moved = True
-    while moved:
-        moved = False
-        for rank, trace in enumerate(traces):
-            while passed[rank] < len(trace.waits) and trace.waits[passed[rank]] in done:
-                passed[rank] += 1
-                moved = True
-            for name, queue in trace.issued.items():
-                if not queue or not queue[0].is_send:
-                    continue
-                send, peer = queue[0], queue[0].peer
-                other = traces[peer].issued[name]
-                if not other or other[0].is_send or other[0].peer != rank:
-                    continue
-                receive = other[0]
-                if passed[rank] >= send.after and passed[peer] >= receive.after:
-                    assert send.tag == receive.tag, (
-                        "NCCL knows no tags: the order must match messages"
-                    )
-                    done |= {queue.popleft(), other.popleft()}
-                    moved = True
-    return sum(len(queue) for trace in traces for queue in trace.issued.values())
-
-
-def lowered(name: str, pp: int, vp: int, groups: int = 3) -> Schedule:
-    if name == "forward-only":
-        return lower(forward_only(pp=pp, vp=vp, num_micro_batches=groups * pp))
-    return lower(generate(name, pp=pp, vp=vp, num_micro_batches=groups * pp))
+LATE = [{"forward"}, {"backward"}, {"optimizer"}, {"forward", "backward", "weight", "optimizer"}]
 
 
 @pytest.mark.parametrize(("name", "pp", "vp"), SHAPES)
@@ -373,3 +181,28 @@ def test_a_deep_pipeline_needs_receives_beyond_those_posted_ahead_and_they_are_t
     assert sum(not m.is_send for trace in traces for m in trace.waits) == num_receives
     assert carry_out(traces) == 0
     assert late > 0
+
+
+TRAINING = [(n, pp, vp) for n, pp, vp in SHAPES if n != "forward-only" and pp != 3 and vp < 3]
+
+
+@pytest.mark.parametrize(("name", "pp", "vp"), TRAINING)
+@pytest.mark.parametrize("overlap", [True, False])
+def test_a_step_ends_whatever_is_loaded_late_once_it_was_rehearsed(
+    name: str, pp: int, vp: int, overlap: bool
+) -> None:
+    for late in LATE:
+        schedule = lowered(name, pp, vp)
+        traces = step_of(schedule, late, overlap=overlap, rehearsed=True)
+        assert carry_out(traces) == 0
+        assert not any(trace.gates for trace in traces), "no call waits, so an abort frees all"
+
+
+@pytest.mark.parametrize(("name", "pp", "vp"), TRAINING)
+def test_without_a_rehearsal_the_first_backward_hangs_behind_posted_receives(
+    name: str, pp: int, vp: int
+) -> None:
+    """As on GPUs: the load waits for a receive that waits for this backward."""
+    late = {"forward", "backward"}
+    assert carry_out(step_of(lowered(name, pp, vp), late, overlap=True, rehearsed=False)) > 0
+    assert carry_out(step_of(lowered(name, pp, vp), late, overlap=False, rehearsed=False)) == 0
