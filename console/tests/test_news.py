@@ -146,6 +146,14 @@ def test_victims_of_what_no_recovery_follows_are_one_line(
     assert lines() == []
 
 
+def test_a_verdict_from_a_log_line_shows_line_file_and_program(lines: Lines) -> None:
+    name, fields = _verdict("disk_fault", rank=-1)
+    place = {"line": "Input/output error: '/mnt/a'\x1b[2J", "file": "/r/logs/n1w0.log"}
+    (said,) = lines((name, {**fields, **place, "program": "worker"}))
+    assert said.startswith("verdict: disk_fault on node 0, from n1w0.log (worker): ")
+    assert said.endswith("\"Input/output error: '/mnt/a'\\x1b[2J\"; wait")
+
+
 def test_a_verdict_about_a_service_names_no_rank(lines: Lines) -> None:
     assert lines(_verdict("data_stall", rank=-1)) == ["verdict: data_stall on node 0; wait"]
 

@@ -1,4 +1,4 @@
-"""The verdict file, the address files, and episodes of log lines."""
+"""The verdict file and the address files."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from pathlib import Path
 import pytest
 from headway.common.errors import ConfigError, InputError
 from headway.common.wire.keys import KeyPair
-from headway.common.wire.messages.health import LogHit, Verdict
+from headway.common.wire.messages.health import Verdict
 from headway.common.wire.server import Server
 from headway.health.announce import Address, FollowedPeer, announce, read_address
 from headway.health.client import verdicts_of
 from headway.health.config import HealthConfig
 from headway.health.journal import VerdictFile, read_verdicts
 from headway.health.state import MonitorState
-from headway.testkit.beats import RUN_ID, SimulatedNode, lockstep
+from headway.testkit.beats import RUN_ID
 
 
 def verdict(number: int, revision: int = 0, is_open: bool = True) -> Verdict:
@@ -141,78 +141,6 @@ def test_an_unreachable_peer_never_holds_more_than_a_few_messages(tmp_path: Path
     peer.refresh()
     assert sum(peer.notify(verdict(number)) for number in range(100)) <= 8
     peer.close()
-
-
-def hit(
-    offset: int, rule: str = "nan_loss", line: str = "loss: nan", inode: int = 1, detail: str = ""
-) -> LogHit:
-    return LogHit(
-        rule=rule,
-        file="/logs/a:b.log",
-        inode=inode,
-        offset=offset,
-        line=line,
-        rank=0,
-        detail=detail,
-    )
-
-
-def test_repeated_and_further_lines_are_one_episode_that_ends_in_quiet() -> None:
-    state, node = (
-        MonitorState(HealthConfig(), RUN_ID),
-        SimulatedNode(0, lockstep(1, 2000, lambda _: 0.4)),
-    )
-    lines = {**dict.fromkeys(range(1, 10), (hit(100), hit(200))), 20: (hit(300),), 120: (hit(400),)}
-    told: list[tuple[float, Verdict]] = []
-    for turn in range(1, 400):
-        now_s = turn / 2
-        told += [
-            (now_s, one) for one in state.on_beat(node.beat(now_s, lines.get(turn, ())), now_s)
-        ]
-        told += [(now_s, one) for one in state.tick(now_s)]
-    assert [(one.kind, one.rank, one.is_open) for _, one in told] == [
-        ("nan_loss", 0, True),
-        ("nan_loss", 0, False),
-    ]
-    (_, opened), (closed_s, closed) = told
-    assert closed_s > 60.0 + HealthConfig().log_quiet_s, "quiet counts from the last line"
-    assert closed.evidence[-1].value.startswith("4 lines")
-    again = state.on_beat(node.beat(200.0, (hit(500),)), 200.0)
-    assert [one.is_open for one in again] == [True] and again[0].id != opened.id
-
-
-def test_a_restarted_monitor_knows_the_lines_it_has_told_of() -> None:
-    node = SimulatedNode(0, lockstep(1, 100, lambda _: 0.4))
-    first = MonitorState(HealthConfig(), RUN_ID)
-    told = first.on_beat(node.beat(1.0, (hit(100),)), 1.0)
-    second = MonitorState(HealthConfig(), RUN_ID)
-    second.restore(told)
-    assert second.on_beat(node.beat(2.0, (hit(100), hit(200))), 2.0) == []
-    assert [
-        one.kind for one in second.on_beat(node.beat(2.5, (hit(10, "disk_full", inode=2),)), 2.5)
-    ] == ["disk_full"]
-
-
-def test_different_xids_are_different_episodes_with_their_own_action() -> None:
-    node, state = (
-        SimulatedNode(0, lockstep(1, 100, lambda _: 0.4)),
-        MonitorState(HealthConfig(), RUN_ID),
-    )
-    lines = (
-        hit(1, "gpu_xid", detail="13"),
-        hit(2, "gpu_xid", detail="79"),
-        hit(3, "gpu_xid", detail="13"),
-    )
-    told = state.on_beat(node.beat(1.0, lines), 1.0)
-    assert [one.action for one in told] == ["replace_worker", "replace_node"]
-
-
-def test_a_rule_of_a_later_version_is_skipped() -> None:
-    node, state = (
-        SimulatedNode(0, lockstep(1, 100, lambda _: 0.4)),
-        MonitorState(HealthConfig(), RUN_ID),
-    )
-    assert state.on_beat(node.beat(1.0, (hit(1, "rule_of_tomorrow"),)), 1.0) == []
 
 
 @pytest.mark.parametrize(

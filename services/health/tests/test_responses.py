@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 from headway.common.wire.messages.health import Verdict
 from headway.health.client import RESPONSES, reason, response
-from headway.health.policy import DATA_ADVICE, LOG_RULES, PROCESS_ADVICE, XID_ACTIONS
+from headway.health.log_rules import LOG_RULES, LogRule
+from headway.health.policy import DATA_ADVICE, PROCESS_ADVICE, SLOW_ADVICE
 
 README = Path(__file__).parents[1] / "README.md"
 
@@ -21,9 +22,8 @@ def verdict(kind: str, action: str, confidence: float) -> Verdict:
 
 def test_every_kind_and_action_that_the_monitor_gives_has_its_row_and_no_other() -> None:
     given = {(kind, one.action) for kind, one in PROCESS_ADVICE.items()}
-    given |= {("data_stall", DATA_ADVICE.action)}
+    given |= {("data_stall", DATA_ADVICE.action), ("slow_rank", SLOW_ADVICE.action)}
     given |= {(rule.kind, rule.advice.action) for rule in LOG_RULES}
-    given |= {("gpu_fault", action) for action in XID_ACTIONS.values()}
     assert given == {(row.kind, row.action) for row in RESPONSES}
     assert len(given) == len(RESPONSES)
 
@@ -38,11 +38,11 @@ def test_every_kind_and_action_that_the_monitor_gives_has_its_row_and_no_other()
         ("unexplained_hang", "restart_ranks", 0.5, "restart_ranks"),
         ("data_stall", "restart_service", 0.9, "restart_service"),
         ("node_silent", "replace_node", 0.7, "observe"),
-        ("gpu_fault", "replace_node", 0.95, "replace_node"),
-        ("gpu_fault", "replace_node", 0.7, "observe"),
-        ("disk_fault", "replace_node", 0.8, "replace_node"),
+        ("gpu_fault", "replace_node", 0.95, "observe"),
+        ("disk_fault", "replace_node", 1.0, "observe"),
         ("disk_full", "observe", 0.95, "observe"),
-        ("out_of_memory", "stop_run", 0.9, "stop_run"),
+        ("out_of_memory", "stop_run", 0.9, "observe"),
+        ("user_error", "stop_run", 0.8, "stop_run"),
         ("nan_loss", "observe", 0.9, "observe"),
         ("a kind of tomorrow", "replace_node", 1.0, "observe"),
     ],
@@ -59,13 +59,18 @@ def test_the_reason_names_the_confidence_that_is_missing() -> None:
 
 
 def test_what_the_monitor_advises_at_its_own_confidence_is_done() -> None:
-    """But for a node whose agent alone is silent, and for what a log line says of a worker."""
+    """But for a node whose agent alone is silent."""
     for kind, one in PROCESS_ADVICE.items():
         done = response(verdict(kind, one.action, one.confidence))
         assert (done == "observe") == (kind in ("node_silent", "fabric_split"))
-    for rule in LOG_RULES:
-        done = response(verdict(rule.kind, rule.advice.action, rule.advice.confidence))
-        assert (done == "observe") == (rule.advice.action in ("observe", "replace_worker"))
+
+
+@pytest.mark.parametrize("rule", LOG_RULES, ids=lambda rule: str(rule.name))
+def test_no_line_of_a_log_ends_a_rank_or_a_node(rule: LogRule) -> None:
+    """Whatever action is advised, also by a monitor of another version, and however certain."""
+    for action in ("replace_node", "replace_worker", "kill_worker", rule.advice.action):
+        done = response(verdict(rule.kind, action, 1.0))
+        assert done == "observe" or (rule.kind, done) == ("user_error", "stop_run")
 
 
 def test_the_readme_shows_the_table() -> None:

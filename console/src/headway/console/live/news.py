@@ -10,6 +10,7 @@ import json
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from pathlib import PurePath
 from typing import Any
 
 from headway.common.output import counted
@@ -34,7 +35,7 @@ _LINES = {
     "eviction_refused": "node {node} stays in the run: {reason}",
     "node_replaced": "node {spare} takes over ranks {ranks} of node {node}",
     "adopted": "a new driver took over generation {generation}",
-    "verdict": "verdict: {kind} on {where}; {remedy}",
+    "verdict": "verdict: {kind} on {where}{line}; {remedy}",
     "spike_rollback": "back to step {step}; its data continue behind the spike",
     "spike_rollback_failed": "no checkpoint to go back to after a spike: {reason}",
     "rollback_failed": "the run was not rolled back to step {step}: {reason}",
@@ -159,6 +160,8 @@ class News:
             self._recovery.moves.append(f"node {f['spare']} took over from node {f['node']}")
         elif event.name in ("node_silent", "executor_ended") and self._recovery is not None:
             pass
+        elif event.name == "verdict" and event.fields.get("finding"):
+            yield str(event.fields["finding"])  # that it is over as well
         elif event.name in _LINES and event.fields.get("is_open", True):
             if event.name == "adopted":  # what became of a driver that was killed on purpose
                 self._held = [c for c in self._held if c.event.fields.get("target") != "driver"]
@@ -269,12 +272,20 @@ def _line(event: _Event) -> str:
     match event.name:
         case "verdict":
             rank = f", rank {f['rank']}" if f["rank"] >= 0 else ""
-            more["where"] = f"node {f['node']}{rank}"
+            more |= {"where": f"node {f['node']}{rank}", "line": _log_line(f)}
         case "command":
             more["setting"] = _setting(f)
         case "run_over":
             more["because"] = f": {f['detail']}" if f["detail"] else ""
-    return _LINES[event.name].format(**f, **more).strip()
+    return _LINES[event.name].format(**{**f, **more}).strip()
+
+
+def _log_line(verdict: dict[str, Any]) -> str:
+    """Where a verdict from a log line has it from."""
+    if not verdict.get("line"):
+        return ""
+    file = PurePath(str(verdict["file"])).name
+    return f", from {file} ({verdict.get('program') or 'unknown'}): {str(verdict['line'])!r}"
 
 
 def _setting(command: dict[str, Any]) -> str:

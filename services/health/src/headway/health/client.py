@@ -9,12 +9,13 @@ from headway.health.announce import read_address
 from headway.health.checks.base import CheckSettings
 from headway.health.flight_windows import FlightWindows
 from headway.health.journal import newest_revisions, read_verdicts
-from headway.health.responses import OBSERVE, RESPONSES, reason, response
+from headway.health.responses import OBSERVE, RESPONSES, STOP_RUN, reason, response
 from headway.health.runner import CheckResult, run_suite
 
 __all__ = [
     "OBSERVE",
     "RESPONSES",
+    "STOP_RUN",
     "CheckResult",
     "CheckSettings",
     "FlightWindows",

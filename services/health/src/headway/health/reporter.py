@@ -121,8 +121,15 @@ class Reporter:
                 kind=verdict.kind,
                 is_open=verdict.is_open,
                 taken=verdict.taken,
+                **_facts(verdict),
             )
 
     def close(self) -> None:
         self._file.close()
         self._driver.close()
+
+
+def _facts(verdict: Verdict) -> dict[str, str]:
+    """For the log: the matched line with its place and program, or the sentence for people."""
+    shown = ("line", "at", "program", "finding")
+    return {row.name: row.value for row in verdict.evidence if row.name in shown}

@@ -40,22 +40,26 @@ RESPONSES: tuple[Response, ...] = (
     Response("node_silent", "replace_node", REPLACE_NODE, 0.8, "always given with 0.7"),
     Response("fabric_cut", "replace_node", REPLACE_NODE, 0.8, "ranks there reach nobody"),
     Response("fabric_split", "observe", OBSERVE, 0.0, "no single node is to blame"),
-    Response("gpu_fault", "replace_node", REPLACE_NODE, 0.8, "the hardware needs a person"),
-    Response("disk_fault", "replace_node", REPLACE_NODE, 0.8, "the disk accepts no more writes"),
-    Response("out_of_memory", "stop_run", STOP_RUN, 0.9, "a restart would fail again"),
-    Response("user_error", "stop_run", STOP_RUN, 0.8, "a restart does not help"),
-    Response("gpu_fault", "replace_worker", OBSERVE, 0.0, "the worker ends by its own error"),
-    Response("out_of_memory", "replace_worker", OBSERVE, 0.0, "a killed process is a crash"),
-    Response("crash_report", "replace_worker", OBSERVE, 0.0, "a dead process is a crash"),
-    Response("gpu_fault", "observe", OBSERVE, 0.0, "a harmless Xid"),
+    Response("slow_rank", "observe", OBSERVE, 0.0, "the run trains on, as slowly as this rank"),
+    Response("user_error", "stop_run", STOP_RUN, 0.8, "where the process has ended with it"),
+    Response("gpu_fault", "observe", OBSERVE, 0.0, "a line; a rank that fails by it reports it"),
+    Response("network_fault", "observe", OBSERVE, 0.0, "a hang that follows has its own verdict"),
+    Response("pcie_error", "observe", OBSERVE, 0.0, "mostly corrected by the hardware"),
+    Response(
+        "out_of_memory", "observe", OBSERVE, 0.0, "a line; a rank that fails by it reports it"
+    ),
     Response("disk_full", "observe", OBSERVE, 0.0, "a full disk does not end a process"),
+    Response("disk_fault", "observe", OBSERVE, 0.0, "a shared mount fails on every node"),
+    Response("memory_error", "observe", OBSERVE, 0.0, "mostly corrected by the hardware"),
+    Response("kernel_stall", "observe", OBSERVE, 0.0, "a hang that follows has its own verdict"),
+    Response("crash_report", "observe", OBSERVE, 0.0, "a dead process is a crash"),
     Response("collective_timeout", "observe", OBSERVE, 0.0, "the rank that logs it is a victim"),
     Response("peer_lost", "observe", OBSERVE, 0.0, "the rank that logs it is a victim"),
-    Response("network_fault", "observe", OBSERVE, 0.0, "a hang that follows has its own verdict"),
     Response("nan_loss", "observe", OBSERVE, 0.0, "the ranks count skipped steps themselves"),
 )
 """Every kind and action that the monitor issues (compared by a test). A log line alone never ends a
-worker: the process itself shows whether it is alive."""
+worker, a node or a run: the processes show whether they live. A missing module ends a run that has
+not begun, if the driver knows from the executor that the process of that log has ended."""
 
 _ROWS = {(row.kind, row.action): row for row in RESPONSES}
 

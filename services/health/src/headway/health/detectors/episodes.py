@@ -7,7 +7,7 @@ from typing import Any, cast
 
 import msgspec
 from headway.common.wire.messages.health import Evidence, Verdict
-from headway.health.policy import Advice
+from headway.health.log_rules import Advice
 
 Key = tuple[str | int, ...]
 

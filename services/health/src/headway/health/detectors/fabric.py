@@ -18,7 +18,8 @@ from headway.common.output import counted
 from headway.common.wire.messages.health import AgentBeat, Evidence, Verdict
 from headway.health.config import HealthConfig
 from headway.health.detectors.episodes import Episodes, Key
-from headway.health.policy import PROCESS_ADVICE, Advice
+from headway.health.log_rules import Advice
+from headway.health.policy import PROCESS_ADVICE
 
 KIND: Final = "fabric_cut"
 SPLIT: Final = "fabric_split"

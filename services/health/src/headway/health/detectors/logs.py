@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import re
+from pathlib import PurePath
+
 from headway.common.wire.messages.health import Evidence, LogHit, Verdict
 from headway.health.detectors.episodes import Episodes, Key
-from headway.health.policy import RULES_BY_NAME, advice
+from headway.health.log_rules import RULES_BY_NAME, LogRule
+from headway.health.policy import advice, match
+
+_SERVICE = re.compile(r'"service":\s*"([\w.-]+)"')
 
 
 class LogEpisodes:
-    """One episode per (rule, node, rank, captured device); it ends when its lines stop."""
+    """One episode per (rule, node, rank, device in the line); it ends when its lines stop."""
 
     def __init__(self, episodes: Episodes, quiet_s: float) -> None:
         self._episodes, self._quiet_s = episodes, quiet_s
@@ -42,18 +48,20 @@ class LogEpisodes:
                 continue
             self._note(place, hit.offset)
             key: Key = ("log", hit.rule, node, hit.rank)
-            if rule.name == "gpu_xid":
-                key = (*key, f"xid{hit.detail}")
+            detail = _detail(rule, hit)
+            if rule.names_device and detail:
+                key = (*key, _part(detail))
             self._heard_s[key] = now_s
             self._counts[key] = self._counts.get(key, 0) + 1
             rows = (
                 Evidence(source="log", name="line", value=hit.line),
                 Evidence(source="log", name="at", value=f"{hit.file}:{hit.inode}:{hit.offset}"),
+                Evidence(source="log", name="program", value=program_of(hit)),
             )
             verdicts += self._episodes.report(
                 key,
                 rule.kind,
-                advice(rule, hit.detail),
+                advice(rule, detail),
                 rows,
                 node=node,
                 rank=hit.rank,
@@ -75,3 +83,22 @@ class LogEpisodes:
 
     def _note(self, place: tuple[str, int], offset: int) -> None:
         self._read_up_to[place] = max(self._read_up_to.get(place, -1), offset)
+
+
+def program_of(hit: LogHit) -> str:
+    """Which program has printed a line: as a line of JSON says itself, else by its file's name."""
+    if said := _SERVICE.search(hit.line):
+        return said[1]
+    stem = re.sub(r"^n\d+-", "", PurePath(hit.file).stem)
+    return "worker" if re.fullmatch(r"n\d+w\d+", stem) else stem
+
+
+def _detail(rule: LogRule, hit: LogHit) -> str:
+    """With the device also where an agent of an older version has sent only an Xid's number."""
+    found = match(hit.line) if rule.name == "gpu_xid" and " " not in hit.detail else None
+    return found[1] if found is not None and found[0] is rule else hit.detail
+
+
+def _part(detail: str) -> str:
+    """A device as part of a key, whose parts are joined by colons; never a plain number."""
+    return "dev-" + re.sub(r"[^\w.-]+", ".", detail)

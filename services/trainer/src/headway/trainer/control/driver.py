@@ -37,7 +37,6 @@ from headway.common.wire.messages.executor import StopRun
 from headway.common.wire.messages.health import Verdict, VerdictTaken
 from headway.common.wire.server import BACKLOG, Server
 from headway.common.wire.service import Service
-from headway.health import response
 from headway.launch.cluster import ClusterFolder
 from headway.launch.engines import engine_of
 from headway.launch.lease import Holder
@@ -56,7 +55,6 @@ from headway.trainer.control.decisions.events import (
     Failed,
     FindDurable,
     Finish,
-    Judged,
     Log,
     Rebooted,
     ReleaseNode,
@@ -77,12 +75,12 @@ from headway.trainer.control.noted import Noted
 from headway.trainer.control.reports import Reports
 from headway.trainer.control.requests import Requests
 from headway.trainer.control.run_metrics import RunMetrics
+from headway.trainer.control.told_verdicts import journal_fields, judged
 from headway.trainer.control.writer import JournalWriter
 
 TICK_S = 0.1
 GATHER_S = 0.005  # with many nodes, messages are collected for this long and handled together
 MANY_NODES = 512
-_COPIED = ("pid", "rank", "generation", "service", "silence_s")  # of a verdict
 RENEW_S = 0.25
 FLUSH_S = 0.1
 ENDED_S = 0.25
@@ -260,22 +258,13 @@ class Driver:
     def _verdict(self, message: Verdict, peer: bytes) -> None:
         self.lines.monitor_peer = peer
         if self._noted.is_new(message.id, message.revision):  # it repeats until it is answered
-            names = ("kind", "node", "rank", "pid", "service", "remedy", "is_open")
-            self.note("verdict", {name: getattr(message, name) for name in names})
+            self.note("verdict", journal_fields(message))
         if not message.is_open or self._outcome:
             self.answer(Answer(message.id, message.revision, "none: it is over"))
             return
-        self.handle(
-            Judged(
-                message.id,
-                message.revision,
-                message.kind,
-                response(message),
-                message.node,
-                detail=f"{message.remedy}; see {self.run_dir.logs}",
-                **{name: getattr(message, name) for name in _COPIED},
-            )
-        )
+        event = judged(message, self.run_dir, self.state.troubles().get(message.node, ""))
+        if event is not None:  # else the monitor repeats it
+            self.handle(event)
 
     # ---- acting -------------------------------------------------------------------------------
     def handle(self, event: Event) -> None:
