@@ -14,7 +14,7 @@ from headway.common.wire.keys import KeyPair
 from headway.common.wire.messages.health import Verdict
 from headway.common.wire.server import Server
 from headway.health.announce import Address, FollowedPeer, announce, read_address
-from headway.health.client import verdicts_of
+from headway.health.client import begin_life, verdicts_of
 from headway.health.config import HealthConfig
 from headway.health.journal import VerdictFile, read_verdicts
 from headway.health.state import MonitorState
@@ -161,3 +161,19 @@ def test_the_descriptor_of_the_verdict_file_is_closed(tmp_path: Path) -> None:
     before = len(list(Path("/proc/self/fd").iterdir()))
     VerdictFile(tmp_path / "verdicts.jsonl").close()
     assert len(list(Path("/proc/self/fd").iterdir())) == before
+
+
+def test_what_is_open_in_the_file_is_closed_where_a_run_begins_anew(tmp_path: Path) -> None:
+    path = tmp_path / "verdicts.jsonl"
+    written = VerdictFile(path)
+    for one in (verdict(1), verdict(2), verdict(2, 1, is_open=False)):
+        written.append(one)
+    written.close()
+    begin_life(tmp_path, tmp_path, "*.log", tmp_path)
+    assert verdicts_of(tmp_path, only_open=True) == []
+    first, second = verdicts_of(tmp_path)
+    assert (first.revision, second.revision) == (1, 1), "only what was open is revised"
+    assert first.evidence[-1].value == "the run was started again"
+    state = MonitorState(HealthConfig(), RUN_ID)
+    state.restore(verdicts_of(tmp_path))
+    assert state.open_verdicts() == []

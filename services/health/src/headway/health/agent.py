@@ -23,21 +23,23 @@ from headway.common.wire.server import Server
 from headway.common.wire.service import Beat, Service
 from headway.health.announce import FollowedPeer
 from headway.health.config import HealthConfig
+from headway.health.detectors.silence import RankView
 from headway.health.exporter import BeatCollector
 from headway.health.flight_windows import FlightWindows, WindowThread
 from headway.health.keys import key_of
 from headway.health.sources.connections import ConnectionSource, Peers
 from headway.health.sources.host import FreeSpace, read_host
 from headway.health.sources.log_thread import LogThread
-from headway.health.sources.train_log import LogTail
+from headway.health.sources.train_log import CURSOR_FILE, LogTail
 from headway.health.sources.workers import WorkerSource
 
 MAX_WAITING_BEATS = 4
 """A beat has the complete state, so a queue of two seconds is enough for a reconnection."""
 MAX_HITS_A_BEAT = 64
 """Limits the size of a beat when many lines match; the rest is sent with the next beat."""
-QUIET_S = 1.0
-"""Without progress of a rank for this long, its connections are looked at."""
+SUSPENDED_CUTS = 5
+"""Where a rank may take long, as in its first steps, its peers are asked after so many times
+``fabric_silence_s``: a cut of the network would otherwise show only at ``suspended_limit_s``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +74,7 @@ class NodeWatch:
         self._workers = WorkerSource(options.shm_dir, config)
         self._connections = ConnectionSource(options.fabric_address)
         self._disk = FreeSpace(options.logs)
-        cursors = options.shm_dir / "agent-cursors.json"
+        cursors = options.shm_dir / CURSOR_FILE
         self._logs = LogThread(
             lambda: LogTail(options.logs, options.log_pattern, cursors),
             config.log_bytes_per_beat,
@@ -108,12 +110,26 @@ class NodeWatch:
         return self.newest
 
     def _peers(self, workers: Sequence[WorkerSignals]) -> Peers:
-        """Looked for only where it may explain something: most beats cost nothing more."""
-        is_quiet = any(worker.age_s >= QUIET_S for worker in workers)
-        if self._options.fabric_address and is_quiet:
+        """Looked for only while a rank may hang: a healthy run asks nobody, however long its steps
+        are, and its beats read no tables of the kernel."""
+        if self._options.fabric_address and any(self._may_hang(worker) for worker in workers):
             return self._connections.read([worker.pid for worker in workers])
         self._connections.close()
         return Peers()
+
+    def _may_hang(self, worker: WorkerSignals) -> bool:
+        """Whether a rank is silent beyond the limit at which the monitor counts it as hung.
+
+        Ranks that join make connections to all peers, and a cut is the likeliest reason why they
+        wait.
+        """
+        view = RankView(self._options.node, worker)
+        limit_s, cut_s = view.limit_s(self._config), self._config.fabric_silence_s
+        if worker.phase == "join":
+            limit_s = cut_s
+        elif view.is_suspended(self._config):
+            limit_s = min(limit_s, SUSPENDED_CUTS * cut_s)
+        return worker.age_s > limit_s
 
     def sent(self, now_s: float) -> None:
         """The newest beat was sent: its lines are repeated for a while, then discarded."""

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
+import time
 from pathlib import Path
 
 import msgspec
 from headway.common.errors import InputError
-from headway.common.wire.messages.health import Verdict
+from headway.common.wire.messages.health import Evidence, Verdict
+from headway.health.detectors.episodes import revise
 
 _FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
 
@@ -83,3 +86,26 @@ def newest_revisions(verdicts: list[Verdict]) -> list[Verdict]:
     for verdict in verdicts:
         newest[verdict.id] = verdict
     return list(newest.values())
+
+
+def close_open(path: Path, why: Evidence) -> int:
+    """Write a closing revision of every open verdict of a file; returns how many.
+
+    Raises:
+        InputError: the file cannot be opened. OSError: it cannot be written.
+    """
+    left = [verdict for verdict in newest_revisions(read_verdicts(path)) if verdict.is_open]
+    if left:
+        file = VerdictFile(path)
+        with contextlib.closing(file):
+            for verdict in left:
+                file.append(
+                    revise(
+                        verdict,
+                        revision=verdict.revision + 1,
+                        is_open=False,
+                        evidence=(*verdict.evidence, why),
+                        unix_s=time.time(),
+                    )
+                )
+    return len(left)

@@ -6,19 +6,32 @@ import contextlib
 import json
 import os
 import re
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+import structlog
 from headway.common.node.files import replace_json
 from headway.common.wire.messages.health import LogHit
 from headway.health.policy import match
 
+CURSOR_FILE = "agent-cursors.json"
+"""In the node's shared memory: where the agent has read up to."""
 MAX_LINE_BYTES = 4096
 """Longer lines are matched in pieces, since progress bars may not have line ends."""
+MAX_BEHIND_BYTES = 16 << 20
+"""Of a file that grows faster than it is read, what is further behind is skipped, and said so."""
 MAX_SHOWN = 300
 """Characters of a line that are sent in a beat."""
 _RANK_IN_LINE = re.compile(r'"rank":\s*(\d+)|\[rank\s?(\d+)\]', re.IGNORECASE)
+_OWN_LINE = re.compile(r'"event":\s*"verdict"')
+"""Verdicts are logged with the line that they are about, which must not be found again."""
+_GPU_NAMED = re.compile(r"NVRM: The NVIDIA GPU (?:PCI:)?([0-9a-f:.]+)", re.IGNORECASE)
+"""The first of the kernel's three lines on a GPU that fell off the bus; the last has the fault."""
 _RANK_IN_NAME = re.compile(r"(?:^|[-_.])r(?:ank)?[-_]?(\d+)(?=[-_.]|$)")
+
+
+_log = structlog.get_logger(__name__)
 
 
 @dataclass(slots=True)
@@ -26,6 +39,8 @@ class _Cursor:
     inode: int
     offset: int
     """Position of the next unread line."""
+    gpu: str = ""
+    """The GPU of which the kernel's lines are about, as long as they have not said what it has."""
 
 
 class LogTail:
@@ -34,43 +49,57 @@ class LogTail:
     Files that exist when the tail is created are read from their end; later ones from their start.
     A file that shrank, or whose name now belongs to another inode, is read from its start again:
     what a rotation left unread in the old file is lost. With ``cursors`` the positions are kept in
-    a file, so that a restarted agent continues where its predecessor stopped. Single-threaded.
+    a file, so that a restarted agent continues where its predecessor stopped, and that a run which
+    begins again can mark its earlier lines as read (``mark_read``). Single-threaded.
     """
 
     def __init__(self, folder: Path, pattern: str = "*.log", cursors: Path | None = None) -> None:
         self._folder, self._pattern, self._cursor_file = folder, pattern, cursors
         kept = self._load_cursors()
-        self._cursors = kept if kept is not None else {}
+        self._cursors = _ends(folder, pattern) if kept is None else kept
         if kept is None:
-            for path in self._files():
-                with contextlib.suppress(FileNotFoundError):
-                    stat = path.stat()
-                    self._cursors[str(path)] = _Cursor(stat.st_ino, stat.st_size)
             self._save_cursors()
 
     def poll(self, max_bytes: int) -> list[LogHit]:
-        """Read at most ``max_bytes`` of new text; returns the lines that matched
-        a rule, oldest first."""
+        """Read about ``max_bytes`` of new text, of each file its share; returns the lines that
+        matched a rule, those of a file oldest first."""
         hits: list[LogHit] = []
+        unread = sorted(self._unread(), key=lambda one: one[1])
         left = max_bytes
-        for path in self._files():
+        for index, (path, num_bytes) in enumerate(unread):
             if left <= 0:
                 break
-            left -= self._poll_file(path, left, hits)
+            # what a short file leaves of its share is for the longer ones behind it
+            share = max(MAX_LINE_BYTES, left // (len(unread) - index))
+            left -= self._poll_file(path, min(share, num_bytes), hits)
         if left < max_bytes:
             self._save_cursors()
         return hits
 
-    def _files(self) -> list[Path]:
-        return sorted(path for path in self._folder.glob(self._pattern) if path.is_file())
+    def _unread(self) -> Iterator[tuple[Path, int]]:
+        """The files with new text and how much; of a file far behind only the end is left."""
+        for path in _files(self._folder, self._pattern):
+            try:
+                stat = path.stat()
+            except OSError:
+                continue  # removed since it was listed
+            cursor = self._cursors.setdefault(str(path), _Cursor(stat.st_ino, 0))
+            if cursor.inode != stat.st_ino or stat.st_size < cursor.offset:
+                self._cursors[str(path)] = cursor = _Cursor(stat.st_ino, 0)
+            behind = stat.st_size - cursor.offset
+            if behind > MAX_BEHIND_BYTES:
+                skipped = behind - MAX_BEHIND_BYTES // 2
+                cursor.offset += skipped
+                _log.warning("log text was not searched", file=str(path), num_bytes=skipped)
+            if stat.st_size > cursor.offset:
+                yield path, stat.st_size - cursor.offset
 
     def _poll_file(self, path: Path, max_bytes: int, hits: list[LogHit]) -> int:
+        cursor = self._cursors[str(path)]
         try:
             with path.open("rb") as file:
-                stat = os.fstat(file.fileno())
-                cursor = self._cursors.setdefault(str(path), _Cursor(stat.st_ino, 0))
-                if cursor.inode != stat.st_ino or stat.st_size < cursor.offset:
-                    cursor.inode, cursor.offset = stat.st_ino, 0
+                if os.fstat(file.fileno()).st_ino != cursor.inode:
+                    return 0  # rotated just now: the next poll begins at its start
                 file.seek(cursor.offset)
                 block = file.read(max_bytes)
         except OSError:
@@ -92,11 +121,37 @@ class LogTail:
     def _save_cursors(self) -> None:
         if self._cursor_file is None:
             return
-        rows = {path: (cursor.inode, cursor.offset) for path, cursor in self._cursors.items()}
         try:
-            replace_json(self._cursor_file, rows)
+            _save(self._cursor_file, self._cursors)
         except OSError:
             self._cursor_file = None  # on a full disk only the saved positions are lost
+
+
+def mark_read(folder: Path, pattern: str, cursors: Path) -> None:
+    """Count the present content of the logs as read, whatever a tail with these ``cursors`` had
+    reached: what it finds from now on was written later.
+
+    Raises:
+        OSError: ``cursors`` cannot be written.
+    """
+    _save(cursors, _ends(folder, pattern))
+
+
+def _files(folder: Path, pattern: str) -> list[Path]:
+    return sorted(path for path in folder.glob(pattern) if path.is_file())
+
+
+def _ends(folder: Path, pattern: str) -> dict[str, _Cursor]:
+    found = {}
+    for path in _files(folder, pattern):
+        with contextlib.suppress(FileNotFoundError):
+            stat = path.stat()
+            found[str(path)] = _Cursor(stat.st_ino, stat.st_size)
+    return found
+
+
+def _save(file: Path, cursors: Mapping[str, _Cursor]) -> None:
+    replace_json(file, {path: (cursor.inode, cursor.offset) for path, cursor in cursors.items()})
 
 
 def _lines(block: bytes) -> list[bytes]:
@@ -109,10 +164,14 @@ def _lines(block: bytes) -> list[bytes]:
 
 def _append_hit(hits: list[LogHit], path: Path, cursor: _Cursor, raw: bytes) -> None:
     line = raw.decode(errors="replace").rstrip()
+    if named := _GPU_NAMED.search(line):
+        cursor.gpu = named[1]
     matched = match(line[:MAX_LINE_BYTES])
-    if matched is None:
+    if matched is None or _OWN_LINE.search(line):
         return
     rule, detail = matched
+    if rule.name == "gpu_lost" and not detail:
+        detail, cursor.gpu = cursor.gpu, ""
     hits.append(
         LogHit(
             rule=rule.name,

@@ -116,6 +116,8 @@ class NodeRun:
         self.lock = RunLock.hold(self.run.run_id)
         configure(self.paths.failpoints, node=node)
         self.services = NodeServices(self.run, self.config, self.paths, cluster.path)
+        if is_fresh:
+            self.services.begin_life()
         self._send, self._end = send, end
         self._files = node_files.MemoryFiles(self.paths.sock_dir)
         self._oom_kills = OomKills()

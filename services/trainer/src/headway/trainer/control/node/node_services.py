@@ -8,15 +8,19 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import structlog
 from headway.ckpt_store.config import StoreConfig
 from headway.common.config import diff
-from headway.common.errors import InputError
+from headway.common.errors import HeadwayError, InputError
 from headway.common.node.process import ProcessId, spawn
 from headway.common.node.run_dir import NodePaths, RunDir
 from headway.common.wire.addresses import LOOPBACK
+from headway.health.client import begin_life
 from headway.health.config import HealthConfig
 from headway.trainer.config import RunConfig
 from headway.trainer.control.node.guardian import SINK
+
+log = structlog.get_logger(__name__)
 
 MALLOC_ARENAS = os.environ.get("MALLOC_ARENA_MAX", "2")
 """glibc gives threads heaps of their own, whose tops it never returns:
@@ -38,6 +42,16 @@ class NodeServices:
     def __init__(self, run: RunDir, config: RunConfig, paths: NodePaths, cluster: Path) -> None:
         self._run, self._config, self._paths, self._cluster = run, config, paths, cluster
         self._run_id, self._logs = paths.run_id, run.logs
+        self._log_pattern = f"n{paths.node}[-w]*.log"
+
+    def begin_life(self) -> None:
+        """Mark what an earlier life of the run has left in logs and verdicts as its own."""
+        is_leading = self._paths.node == 0  # the node that starts the first driver
+        control = self._run.control if is_leading else None
+        try:
+            begin_life(self._paths.shm_dir, self._logs, self._log_pattern, control)
+        except (HeadwayError, OSError) as error:
+            log.warning("old log lines and verdicts are not marked as such", reason=str(error))
 
     def start(self, name: str, epoch: int = -1) -> ProcessId:
         """Start a service; it outlives this process.
@@ -121,7 +135,7 @@ class NodeServices:
             **self._common(),
             node_file=self._paths.sock_dir / "monitor.json",
             logs=self._logs,
-            log_pattern=f"n{self._paths.node}[-w]*.log",
+            log_pattern=self._log_pattern,
             events=self._run.events,
             keys=self._cluster / "keys",
             **self._fabric(),
