@@ -16,7 +16,7 @@ from headway.common.errors import DeadlineError, HeadwayError
 from headway.console.live import follow, news
 from headway.console.live.follow import Follower
 from headway.console.live.news import News
-from headway.console.live.progress import clock, read_progress
+from headway.console.live.progress import ProgressReader, clock, read_progress
 from headway.console.machine.peak import Peak
 from headway.console.run import Run
 from headway.console.testing import STEP_S, TOKENS, FakeRun
@@ -222,6 +222,20 @@ def test_a_verdict_is_told_when_it_opens_and_not_when_it_closes(
     for is_open in (True, False):
         fake.verdict("crash", is_open=is_open)
     assert [line for _, line in reader.read()] == ["verdict: crash on node 0, rank 1; wait"]
+
+
+def test_a_slow_rank_is_told_in_watch_and_status_and_so_is_its_end(fake: FakeRun) -> None:
+    reader, slow = News(fake.run), "rank 1 computes 2.9x its peers since step 3 (node 0)"
+    progress = ProgressReader(fake.run)
+    assert progress.read().findings == ()
+    fake.verdict("slow_rank", is_open=True, finding=slow)
+    assert [line for _, line in reader.read()] == [slow]
+    for found in (progress.read(), read_progress(fake.run)):
+        assert found.findings == (slow,) and found.record()["findings"] == (slow,)
+    over = "rank 1 is as fast as its peers again (node 0)"
+    fake.verdict("slow_rank", is_open=False, finding=over)
+    assert [line for _, line in reader.read()] == [over]
+    assert progress.read().findings == read_progress(fake.run).findings == ()
 
 
 def test_a_terminal_gets_a_bar_that_ends_complete(fake: FakeRun) -> None:

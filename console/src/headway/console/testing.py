@@ -138,11 +138,10 @@ class FakeRun:
         """Leave the generation and resume from step ``back_to`` in the next."""
         self._do(lambda: self._recover(reason, self.step if back_to is None else back_to))
 
-    def verdict(self, kind: str, *, is_open: bool) -> None:
+    def verdict(self, kind: str, *, is_open: bool, **more: str) -> None:
         """Journal a verdict of the monitor about rank 1, or that it is withdrawn."""
-        self._do(
-            lambda: self._log("verdict", kind=kind, node=0, rank=1, remedy="wait", is_open=is_open)
-        )
+        fields = {"id": kind, "kind": kind, "node": 0, "rank": 1, "remedy": "wait", **more}
+        self._do(lambda: self._log("verdict", is_open=is_open, **fields))
 
     def finish(self, outcome: str = "finished") -> None:
         """End the run: outcome in the journal, executors and driver gone."""

@@ -38,7 +38,7 @@ FEW_RESUMED = 3
 """How many runs, the newest, the list gives resume commands for; --json has them all."""
 PROGRESS_KEYS = (
     "name, phase, step, steps, loss, grad_norm, lr, tokens_per_s, mfu, eta_s, generation, paused, "
-    "skipped, last_skipped, waiting, applied, detail, status"
+    "skipped, last_skipped, waiting, applied, detail, findings, status"
 )
 
 
@@ -113,6 +113,7 @@ def status(
     lines: list[str | Table] = [f"run {progress.name}: {progress.line()}"]
     if progress.detail:
         lines.append(progress.detail)
+    lines += progress.findings
     if progress.status is not None:
         lines += _status_lines(progress, found.config.parallel.grid)
     emit(progress, as_json, lines)

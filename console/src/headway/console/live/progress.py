@@ -11,6 +11,7 @@ from headway.common.output import counted
 from headway.common.plan.model_shape import mfu
 from headway.common.wire.messages.driver import Status
 from headway.console.analysis.newest import NewestSteps, SkippedSteps, Step
+from headway.console.live.findings import Findings
 from headway.console.machine.peak import Peak
 from headway.console.run import TERMINAL_OUTCOMES, Run
 from headway.trainer.config import RunConfig
@@ -47,6 +48,8 @@ class Progress:
     applied: int = 0
     """Newest steering command that all ranks applied."""
     detail: str = ""
+    findings: tuple[str, ...] = ()
+    """What is wrong while it trains on, such as a rank that computes slower than its peers."""
     status: Status | None = None
     """The driver's own answer, None while there is none."""
 
@@ -104,6 +107,7 @@ class ProgressReader:
         self._config_at_ns = run.folder.config.stat().st_mtime_ns
         self.newest = NewestSteps(run)
         self._skipped_steps = SkippedSteps(run)
+        self._findings = Findings(run)
         self.new: list[Step] = []
         """The steps that the newest ``read`` found."""
         self.skipped: list[int] = []
@@ -136,6 +140,7 @@ class ProgressReader:
         )
         if not progress.is_over:
             progress = _ask_driver(run, progress, timeout_s, num_ranks)
+            progress = replace(progress, findings=self._findings.update())
         if progress.status is None:  # only the driver knows at once
             progress = replace(progress, steps=run.total_steps)
         progress = self._with_skipped(progress)

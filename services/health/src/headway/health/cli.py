@@ -10,10 +10,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from headway.common.cli import AsJson, group
+from headway.common.errors import InputError
 from headway.common.help_pages import DAEMONS, page
 from headway.common.output import emit
 
 if TYPE_CHECKING:
+    from headway.common.plan.grid import Grid
     from headway.health.runner import CheckResult
 
 
@@ -169,6 +171,12 @@ def monitor(
     ] = "tcp://127.0.0.1:0",
     executor: Executor = None,
     metrics_port: MetricsPort = None,
+    grid: Annotated[
+        str,
+        typer.Option(
+            metavar="TP,DP,PP", help="Degrees of parallelism: which ranks do the same work."
+        ),
+    ] = "",
     overrides: Set = None,
 ) -> None:
     """Judge what the agents of a run report, and advise its driver."""
@@ -176,8 +184,27 @@ def monitor(
     from headway.health.config import HealthConfig
     from headway.health.monitor import MonitorOptions, run_monitor
 
-    options = MonitorOptions(bind, keys, run_dir, run_id, node, announce, executor, metrics_port)
+    options = MonitorOptions(
+        bind, keys, run_dir, run_id, node, announce, executor, metrics_port, _grid(grid)
+    )
     raise typer.Exit(run_monitor(options, load(HealthConfig, overrides=overrides or ())))
+
+
+def _grid(text: str) -> Grid | None:
+    """The grid of ``TP,DP,PP``, None of an empty text.
+
+    Raises:
+        InputError: it is something else.
+    """
+    if not text:
+        return None
+    from headway.common.plan.grid import Grid
+
+    parts = text.split(",")
+    if len(parts) != 3 or not all(part.isdigit() and int(part) for part in parts):
+        raise InputError(f"--grid {text!r} is not TP,DP,PP", remedy="give three counts, as 1,2,2")
+    tp, dp, pp = map(int, parts)
+    return Grid(tp=tp, dp=dp, pp=pp)
 
 
 def _line(result: CheckResult) -> str:

@@ -75,6 +75,17 @@ class HealthConfig:
     counts as unreachable in the ranks' network. The kernel repeats after 0.2, 0.6, 1.4 and 3 s
     (RFC 6298 with Linux's least interval of 0.2 s), so four repetitions have failed."""
 
+    slow_factor: float = 2.0
+    """A rank is said to be slow if its forward and backward passes take this many times as long as
+    those of its replicas. Medians of seven steps of replicas on two cores with 23 processes that
+    wanted to run differed by 1.25 at most; a rank that ran a tenth of the time, by 4.5."""
+
+    slow_floor_s: float = 0.05
+    """Least difference per step for it, since very short steps vary by more."""
+
+    slow_steps: int = 4
+    """Steps over which it must hold, likewise that it is over."""
+
     log_quiet_s: float = 60.0
     """A log episode ends after this long without a matching line; logs print every few seconds."""
 
@@ -104,6 +115,7 @@ class HealthConfig:
             "again_s",
             "node_silence_s",
             "fabric_silence_s",
+            "slow_floor_s",
             "log_quiet_s",
             "hit_repeat_s",
             "pss_interval_s",
@@ -113,11 +125,17 @@ class HealthConfig:
                 raise ConfigError(
                     f"{name} = {getattr(self, name)} is not above 0", remedy="give seconds above 0"
                 )
-        for name in ("median_window_steps", "first_steps", "confirm_beats", "log_bytes_per_beat"):
+        counts = ("median_window_steps", "first_steps", "confirm_beats", "slow_steps")
+        for name in (*counts, "log_bytes_per_beat"):
             if getattr(self, name) < 1:
                 raise ConfigError(
                     f"{name} = {getattr(self, name)} is below 1", remedy="give a count of 1 or more"
                 )
+        if self.slow_factor <= 1:
+            raise ConfigError(
+                f"slow_factor = {self.slow_factor} is not above 1",
+                remedy="give how many times as long a slow rank computes, such as 1.5",
+            )
         if self.node_silence_s < 2 * self.beat_interval_s:
             raise ConfigError(
                 f"node_silence_s = {self.node_silence_s} is below two beats of "

@@ -13,6 +13,7 @@ from typing import Any
 
 import zmq
 from headway.common.log import setup
+from headway.common.plan.grid import Grid
 from headway.common.wire.admission import KeyFile
 from headway.common.wire.keys import KeyPair
 from headway.common.wire.messages.driver import MonitorBeat
@@ -46,6 +47,8 @@ class MonitorOptions:
     """File for the address, for agents of a run without a driver."""
     executor: str | None = None
     metrics_port: int | None = None
+    grid: Grid | None = None
+    """Which ranks do the same work; None if that is not known."""
 
 
 def run_monitor(options: MonitorOptions, config: HealthConfig) -> int:
@@ -90,7 +93,7 @@ class Monitor:
         self._options, self._config, self._keys = options, config, keys
         self._service: Service | None = None
         self._reporter = Reporter(options.run_dir, keys, watch=self._watch, unwatch=self._unwatch)
-        self._state = MonitorState(config, options.run_id, options.node)
+        self._state = MonitorState(config, options.run_id, options.node, options.grid)
         self._state.restore(self._reporter.earlier)
         self._open_by_kind: Counter[str] = Counter()
         self.num_ticks = 0

@@ -10,6 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
+from headway.common.plan.grid import Grid
 from headway.common.wire.messages.health import (
     AgentBeat,
     Evidence,
@@ -32,6 +33,7 @@ from headway.health.detectors.process import (
     process_key,
 )
 from headway.health.detectors.silence import RankView, observe
+from headway.health.detectors.slow import SlowRanks
 from headway.health.policy import PROCESS_ADVICE
 
 REPEATED: Final = frozenset({"crash", "stopped", "node_silent", "fabric_cut", "fabric_split"})
@@ -55,8 +57,10 @@ class MonitorState:
     stopped or starved, all nodes look late at once, and that time does not count.
     """
 
-    def __init__(self, config: HealthConfig, run_id: str, own_node: int = -1) -> None:
-        """``own_node`` is the monitor's."""
+    def __init__(
+        self, config: HealthConfig, run_id: str, own_node: int = -1, grid: Grid | None = None
+    ) -> None:
+        """``own_node`` is the monitor's; ``grid`` tells which ranks do the same work."""
         self.config = config
         self.run_id = run_id
         self.generation = -1
@@ -67,6 +71,7 @@ class MonitorState:
         self._follow_ups = FollowUps(self._episodes, config.again_s)
         self._hangs = Hangs(self._episodes, self._follow_ups, config)
         self._fabric = Fabric(self._episodes, config, own_node)
+        self._slow = SlowRanks(self._episodes, config, grid)
         self._logs = LogEpisodes(self._episodes, config.log_quiet_s)
         self._pace = Pace(config)
         self._quiet: set[int] = set()
@@ -118,6 +123,7 @@ class MonitorState:
             *self._cuts(clock_s),
             *self._silent_ranks(clock_s),
             *self._repeated(clock_s),
+            *self._slow.judge(self.ranks.values(), self.generation, clock_s),
             *self._logs.tick(clock_s),
         ]
         return self._follow_ups.begin(verdicts, clock_s)

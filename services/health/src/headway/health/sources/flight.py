@@ -13,13 +13,23 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 from headway.common.errors import HeadwayError
-from headway.common.node.flight import BROKEN, ON_DEVICE, FlightHeader, FlightReader
+from headway.common.node.flight import (
+    BROKEN,
+    ON_DEVICE,
+    WAITING,
+    FlightHeader,
+    FlightReader,
+    device_times,
+)
 from headway.common.node.process import ProcessId
-from headway.common.plan.schedule.actions import Kind
+from headway.common.plan.schedule.actions import COMPUTE, Kind
 
 PHASES = {Kind.JOIN: "join", Kind.RESTORE: "restore", Kind.EVAL: "eval", Kind.SAMPLE: "sample"}
 """Actions that may take long; while one is open, the rolling limit does not apply."""
 
+COMPUTE_STEPS = 7
+"""Steps whose median is a rank's time of computing: a single pause does not move it, and a rank
+that became slow shows after four."""
 INSTANT_NS = 1_000_000
 """A shorter step record was written at the step's end only."""
 
@@ -42,6 +52,9 @@ class Progress:
     open_kind: str
     open_micro_batch: int
     phase: str
+    compute_s: float = 0.0
+    """Median time of the forward and backward passes of one step, over the last ``COMPUTE_STEPS``
+    of this generation; 0.0 without any."""
     alive_age_s: float = -1.0
     """Time since the process last showed that it runs, -1 while it shows nothing."""
     waits: str = ""
@@ -82,6 +95,9 @@ class _Follower:
     step_end_ns: int = 0
     generation: int = -1
     num_steps: int = 0
+    step_sequence: int = 0
+    """Of the newest finished step's record."""
+    compute_s: deque[float] = field(default_factory=lambda: deque(maxlen=COMPUTE_STEPS))
 
 
 class FlightSource:
@@ -144,6 +160,7 @@ class FlightSource:
             open_kind=_name(newest.kind) if newest else "",
             open_micro_batch=newest.micro_batch if newest else -1,
             phase=_phase(follower),
+            compute_s=statistics.median(follower.compute_s) if follower.compute_s else 0.0,
             alive_age_s=(now_ns - follower.alive_ns) / 1e9 if header.alive else -1.0,
             waits=_waits(follower, header),
             step_age_s=_step_age_s(follower, now_ns),
@@ -215,7 +232,10 @@ def _note_steps(follower: _Follower, header: FlightHeader, steps: npt.NDArray[An
     if header.generation != follower.generation:
         follower.generation, follower.num_steps = header.generation, 0
         follower.durations_s.clear()
-    for row in steps[steps["end_ns"] > follower.step_end_ns]:
+        follower.compute_s.clear()
+    new = steps[steps["end_ns"] > follower.step_end_ns]
+    computed = _passes(follower.reader.snapshot(follower.step_sequence)) if len(new) else None
+    for row in new:
         start_ns, end_ns = int(row["start_ns"]), int(row["end_ns"])
         is_instant = end_ns - start_ns < INSTANT_NS and follower.step_end_ns > 0
         begun_ns = follower.step_end_ns if is_instant else start_ns
@@ -224,6 +244,23 @@ def _note_steps(follower: _Follower, header: FlightHeader, steps: npt.NDArray[An
         if row["generation"] == header.generation:
             follower.num_steps += 1
             follower.durations_s.append(follower.step_s)
+            if computed is not None:
+                follower.compute_s.append(_compute_s(computed, row, begun_ns))
+        follower.step_sequence = int(row["sequence"])
+
+
+def _passes(records: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    """The finished forward and backward passes, with the device's times where they are known."""
+    is_pass = np.isin(records["kind"], [int(kind) for kind in COMPUTE])
+    is_done = (records["end_ns"] > 0) & (records["flags"] & (WAITING | BROKEN) == 0)
+    return device_times(records[is_pass & is_done])
+
+
+def _compute_s(passes: npt.NDArray[Any], step: npt.NDArray[Any], begun_ns: int) -> float:
+    """Time of the passes of one step: they alone take long on a slow rank, and wait for no other
+    pipeline stage or replica. Those of an evaluation before the step do not count."""
+    inside = passes[(passes["start_ns"] >= begun_ns) & (passes["end_ns"] <= step["end_ns"])]
+    return float((inside["end_ns"] - inside["start_ns"]).sum()) / 1e9
 
 
 def _name(kind: int) -> str:

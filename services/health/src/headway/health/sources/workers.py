@@ -83,6 +83,7 @@ class WorkerSource:
             alive_age_s=progress.alive_age_s,
             waits=progress.waits,
             step_age_s=progress.step_age_s,
+            compute_s=progress.compute_s,
         )
 
     def _cpu_fraction(self, process: ProcessId, signals: ProcessSignals) -> float:

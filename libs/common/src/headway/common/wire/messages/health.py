@@ -64,6 +64,9 @@ class WorkerSignals(Message, tag="health.worker_signals/1"):
     else empty."""
     step_age_s: float = -1.0
     """How long the step under way has lasted, -1 outside of one."""
+    compute_s: float = 0.0
+    """Time of the forward and backward passes of one step, median over the last seven of this
+    generation; 0 before the first."""
 
 
 class HostSignals(Message, tag="health.host_signals/1"):
@@ -182,7 +185,7 @@ class Verdict(Message, tag="health.verdict/1"):
     revision: int
     kind: str
     """``crash``, ``stopped``, ``silence``, ``unexplained_hang``, ``data_stall``, ``node_silent``,
-    ``fabric_cut``, ``fabric_split`` or the kind of a log rule."""
+    ``fabric_cut``, ``fabric_split``, ``slow_rank`` or the kind of a log rule."""
     is_open: bool
     run_id: str
     node: int

@@ -157,6 +157,7 @@ class NodeServices:
             run_dir=self._run.control,
             node=self._paths.node,
             executor=self._paths.endpoint("executor"),
+            grid=f"{self._config.parallel.tp},{self._config.parallel.dp},{self._config.parallel.pp}",
         )
         return [*monitor, *_settings(HealthConfig(), self._config.health)]
 

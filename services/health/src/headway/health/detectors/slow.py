@@ -1,0 +1,204 @@
+"""Detects ranks that compute slower than others which do the same work.
+
+In synchronous training one slow rank slows all, and every other one shows it as waiting; so only
+the time of forward and backward passes is compared, which waits for no other stage or replica. A
+rank is held against the other replicas of its pipeline stage. Without replicas it is held against
+its own earlier time, less what all ranks have slowed down by together, such as by longer sequences
+or a busy machine. Tensor-parallel ranks wait for each other inside their passes: they are judged as
+one. Nothing is done about a slow rank but to say it, and that it is over.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections import deque
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Final
+
+from headway.common.plan.grid import Grid
+from headway.common.wire.messages.health import Evidence, Verdict, WorkerSignals
+from headway.health.config import HealthConfig
+from headway.health.detectors.episodes import Episodes, Key
+from headway.health.detectors.silence import RankView
+from headway.health.policy import SLOW_ADVICE
+from headway.health.sources.flight import COMPUTE_STEPS
+
+LOOK_S: Final = 1.0
+"""How often the times are compared: 12,288 ranks take about 40 ms."""
+LEAST_EARLIER: Final = 3
+"""Own earlier times that are needed before a rank is held against them."""
+KEPT_EARLIER: Final = 16
+ALONE_FACTOR: Final = 1.5
+"""How much larger the factor is for a run of one unit, whose machine may just be busy."""
+
+
+@dataclass(slots=True)
+class _Unit:
+    """The ranks that are judged as one, in one generation."""
+
+    ranks: tuple[int, ...]
+    node: int
+    generation: int
+    step: int = -1
+    compute_s: float = 0.0
+    earlier_s: deque[float] = field(default_factory=lambda: deque(maxlen=KEPT_EARLIER))
+    """Its time while it was not slow, about once per ``COMPUTE_STEPS``."""
+    noted_step: int = -1
+    changing_since: int | None = None
+    """Step since which it is slow without being named, or well although it is named."""
+
+    @property
+    def slowdown(self) -> float | None:
+        """Against its own earlier time, None while that is not known."""
+        if len(self.earlier_s) < LEAST_EARLIER:
+            return None
+        return self.compute_s / statistics.median(self.earlier_s)
+
+    def note_earlier(self) -> None:
+        """Take its present time as one that is usual for it."""
+        if self.step - self.noted_step >= COMPUTE_STEPS:
+            self.earlier_s.append(self.compute_s)
+            self.noted_step = self.step
+
+
+class SlowRanks:
+    """``grid`` says which ranks do the same work; without it none is known to."""
+
+    def __init__(self, episodes: Episodes, config: HealthConfig, grid: Grid | None) -> None:
+        self._episodes, self._config, self._grid = episodes, config, grid
+        self._units: dict[int, _Unit] = {}
+        """By lowest rank."""
+        self._looked_s = float("-inf")
+
+    def judge(self, views: Iterable[RankView], generation: int, clock_s: float) -> list[Verdict]:
+        """New verdicts, and the closing ones of what is over; to be called with every tick."""
+        if clock_s - self._looked_s < LOOK_S:
+            return []
+        self._looked_s = clock_s
+        moved = self._read([view for view in views if view.signals.generation == generation])
+        verdicts = self._close_older(generation)
+        stages: dict[int, list[_Unit]] = {}
+        for unit in self._units.values():
+            stages.setdefault(self._stage(unit), []).append(unit)
+        slowdowns = {number: unit.slowdown for number, unit in self._units.items()}
+        for number in moved:
+            unit = self._units[number]
+            replicas = [one for one in stages[self._stage(unit)] if one is not unit]
+            others = [s for other, s in slowdowns.items() if other != number and s is not None]
+            verdicts += self._weigh(unit, replicas, others)
+        return verdicts
+
+    def _read(self, views: Sequence[RankView]) -> list[int]:
+        """Take in the newest times; returns the units that have made a step and can be judged."""
+        tp = self._grid.tp if self._grid is not None else 1
+        found: dict[int, list[RankView]] = {}
+        for view in views:
+            found.setdefault(view.signals.rank // tp * tp, []).append(view)
+        self._units = {number: one for number, one in self._units.items() if number in found}
+        moved = []
+        for number, members in found.items():
+            if len(members) < tp or not all(_is_settled(one.signals) for one in members):
+                continue
+            first = members[0]
+            unit = self._units.get(number)
+            if unit is None or unit.generation != first.signals.generation:
+                ranks = tuple(sorted(one.signals.rank for one in members))
+                unit = _Unit(ranks, first.node, first.signals.generation)
+                self._units[number] = unit
+            unit.node, step = first.node, min(one.signals.step for one in members)
+            if step > unit.step:
+                unit.step = step
+                unit.compute_s = max(one.signals.compute_s for one in members)
+                moved.append(number)
+        return moved
+
+    def _stage(self, unit: _Unit) -> int:
+        """Units of the same number do the same work."""
+        if self._grid is None:
+            return unit.ranks[0]
+        return unit.ranks[0] // (self._grid.tp * self._grid.dp)
+
+    def _weigh(
+        self, unit: _Unit, replicas: Sequence[_Unit], others: Sequence[float]
+    ) -> list[Verdict]:
+        factor = self._config.slow_factor
+        if replicas:
+            usual_s, than = statistics.median(one.compute_s for one in replicas), "peers"
+        elif unit.slowdown is not None:
+            # where all became slower together, or the others faster for want of company, it is not
+            # this one
+            shared = max(1.0, statistics.median(others)) if others else 1.0
+            factor *= 1.0 if others else ALONE_FACTOR
+            usual_s, than = shared * statistics.median(unit.earlier_s), "earlier time"
+        else:
+            unit.note_earlier()
+            return []
+        ratio = unit.compute_s / usual_s if usual_s else 1.0
+        is_slow = ratio >= factor and unit.compute_s - usual_s >= self._config.slow_floor_s
+        is_well = ratio < (1 + factor) / 2
+        if not is_slow:
+            unit.note_earlier()
+        is_named = self._episodes.get(_key(unit)) is not None
+        if not (is_well if is_named else is_slow):
+            unit.changing_since = None
+            return []
+        if unit.changing_since is None:
+            unit.changing_since = unit.step
+        if unit.step - unit.changing_since < self._config.slow_steps:
+            return []
+        since, unit.changing_since = max(0, unit.changing_since - COMPUTE_STEPS // 2), None
+        return self._end(unit, than) if is_named else self._name(unit, ratio, than, since)
+
+    def _name(self, unit: _Unit, ratio: float, than: str, since: int) -> list[Verdict]:
+        is_one = len(unit.ranks) == 1
+        finding = f"{_who(unit)} {'computes' if is_one else 'compute'} {ratio:.1f}x "
+        finding += f"{'its' if is_one else 'their'} {than} since step {since} (node {unit.node})"
+        rows = (
+            Evidence(source="flight", name="finding", value=finding),
+            Evidence(source="flight", name="compute", value=f"{unit.compute_s:.3f} s per step"),
+        )
+        return self._episodes.report(
+            _key(unit),
+            "slow_rank",
+            SLOW_ADVICE,
+            rows,
+            node=unit.node,
+            rank=unit.ranks[0] if is_one else -1,
+            generation=unit.generation,
+        )
+
+    def _end(self, unit: _Unit, than: str) -> list[Verdict]:
+        are = "is" if len(unit.ranks) == 1 else "are"
+        as_usual = "as its peers" if than == "peers" else "as before"
+        finding = f"{_who(unit)} {are} as fast {as_usual} again (node {unit.node})"
+        return self._episodes.close(
+            _key(unit), Evidence(source="flight", name="finding", value=finding)
+        )
+
+    def _close_older(self, generation: int) -> list[Verdict]:
+        """What was slow in a generation that has ended is measured anew."""
+        closed: list[Verdict] = []
+        for key in self._episodes.open_keys():
+            known = self._episodes.get(key)
+            if key[0] == "slow" and known is not None and known.generation < generation:
+                why = f"generation {generation} has begun"
+                closed += self._episodes.close(
+                    key, Evidence(source="flight", name="ended", value=why)
+                )
+        return closed
+
+
+def _is_settled(signals: WorkerSignals) -> bool:
+    """Whether its time is a median of steps of this generation, not of the first ones."""
+    return signals.compute_s > 0 and signals.num_steps >= COMPUTE_STEPS
+
+
+def _key(unit: _Unit) -> Key:
+    return ("slow", unit.ranks[0])
+
+
+def _who(unit: _Unit) -> str:
+    if len(unit.ranks) == 1:
+        return f"rank {unit.ranks[0]}"
+    return f"ranks {unit.ranks[0]} to {unit.ranks[-1]}, one of which slows the others,"
