@@ -28,7 +28,9 @@ def no_mount() -> str:
 
 def cannot() -> dict[str, str]:
     """Kinds of fault that cannot be done on this machine, and why."""
-    freezing = dict.fromkeys(("freeze", "slow_disk", "silent_node", "returning_node"), no_freezer())
+    freezing = dict.fromkeys(
+        ("freeze", "slow", "slow_disk", "silent_node", "returning_node"), no_freezer()
+    )
     spawning = os.getuid() == 0 and cgroups.root("pids") is None
     reasons = {
         **freezing,

@@ -190,11 +190,13 @@ def test_what_a_killed_holder_left_frozen_is_thawed_by_the_next_one(
     assert cgroups.groups() == []
 
 
-def test_a_process_with_a_slow_disk_runs_now_and_then(start: Start) -> None:
+@pytest.mark.parametrize("fault", ["slow", "slow_disk"])
+def test_a_slow_process_runs_now_and_then(start: Start, fault: str, tmp_path: Path) -> None:
     needs("freezer")
+    check(fault, "worker")
     victim, child = start(COUNTING)
     assert child.stdout is not None
-    with effects.slowed([victim]) as tick:
+    with faults.effect(fault, [victim], RunDir(tmp_path)) as tick:
         begun = time.monotonic()
         while time.monotonic() - begun < 2 * (effects.SLOW_RUNS_S + effects.SLOW_WAITS_S):
             tick()

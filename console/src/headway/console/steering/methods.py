@@ -14,8 +14,9 @@ if TYPE_CHECKING:
     from headway.trainer.config import RunConfig
 
 FAULTS = (
-    "kill, stop, freeze, debugger, slow_disk, full_disk, locked_journal, damaged_arena_header, "
-    "flipped_snapshot_bit, spawn_failure, silent_node, returning_node or clock_step"
+    "kill, stop, freeze, debugger, slow, slow_disk, full_disk, locked_journal, "
+    "damaged_arena_header, flipped_snapshot_bit, spawn_failure, silent_node, returning_node "
+    "or clock_step"
 )
 
 

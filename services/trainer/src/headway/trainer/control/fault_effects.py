@@ -27,7 +27,7 @@ Tick = Callable[[], None]
 MOST_FILLED_BYTES = 4 << 30
 """A larger file system is the machine's own, not one that was made for a drill."""
 SLOW_RUNS_S, SLOW_WAITS_S = 0.05, 0.45
-"""A process with a slow disk runs for the first, then waits for the second, and so on."""
+"""A slow process runs for the first, then waits for the second, and so on."""
 CLOCK_BACK_S = 120.0
 CLOCK_ENV = "HEADWAY_CLOCK"
 _LOCK_LIMIT_S = 10.0

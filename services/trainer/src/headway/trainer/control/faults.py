@@ -54,6 +54,7 @@ FAULTS: dict[str, Fault] = {
     "stop": Fault("SIGSTOP", _PROCESS),
     "freeze": Fault("hang in a frozen control group", _PROCESS | _NODE, 12.0),
     "debugger": Fault("held by a debugger", _PROCESS, 3.0),
+    "slow": Fault("runs a tenth of the time", _PROCESS, 10.0),
     "slow_disk": Fault("runs a tenth of the time, as with a slow disk", _PROCESS, 10.0),
     "full_disk": Fault("the file system of the run's folder is full", _RUN, 20.0),
     "locked_journal": Fault("another process holds the journal's write lock", _RUN, 15.0),
@@ -208,7 +209,7 @@ def hold(
     """
     if fault == "full_disk":
         effects.check_small(places.run_dir)
-    elif fault in ("freeze", "slow_disk", "silent_node", "returning_node"):
+    elif fault in ("freeze", "slow", "slow_disk", "silent_node", "returning_node"):
         cgroups.needed("freezer")
     argv = [sys.executable, "-m", __spec__.name, fault, str(duration_s), str(places.run_dir)]
     argv += [f"{process.pid}:{process.start_ticks}" for process in processes]
@@ -231,6 +232,7 @@ def effect(
     if fault == "locked_journal":
         return effects.locked(run.database)
     by_processes = {
+        "slow": effects.slowed,
         "slow_disk": effects.slowed,
         "spawn_failure": effects.unable_to_spawn,
         "debugger": effects.traced,
