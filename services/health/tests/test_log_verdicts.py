@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+from contextlib import closing
+from pathlib import Path
+
 import pytest
+from headway.common.wire.keys import KeyPair
 from headway.common.wire.messages.health import LogHit, Verdict
 from headway.health.config import HealthConfig
+from headway.health.reporter import Reporter
 from headway.health.state import MonitorState
 from headway.testkit.beats import RUN_ID, SimulatedNode, lockstep
+from structlog.testing import capture_logs
 
 
 def hit(
@@ -113,3 +119,15 @@ def test_a_rule_of_a_later_version_is_skipped() -> None:
         MonitorState(HealthConfig(), RUN_ID),
     )
     assert state.on_beat(node.beat(1.0, (hit(1, "rule_of_tomorrow"),)), 1.0) == []
+
+
+def test_the_monitors_log_shows_the_line_that_matched(tmp_path: Path) -> None:
+    line = "OSError: [Errno 5] Input/output error: '/mnt/a'"
+    found = LogHit(rule="read_only_disk", file="/r/logs/n1w0.log", inode=7, offset=70, line=line)
+    node = SimulatedNode(0, lockstep(1, 100, lambda _: 0.4))
+    told = MonitorState(HealthConfig(), RUN_ID).on_beat(node.beat(1.0, (found,)), 1.0)
+    with closing(Reporter(tmp_path, KeyPair.generate())) as reporter, capture_logs() as logged:
+        reporter.report(told, 1.0)
+    (one,) = logged
+    assert (one["log_level"], one["line"], one["program"]) == ("warning", line, "worker")
+    assert one["at"].startswith("/r/logs/n1w0.log:")
