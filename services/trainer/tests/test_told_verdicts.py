@@ -45,6 +45,8 @@ def test_a_missing_module_counts_once_its_process_is_known_to_have_ended(
     line = "ModuleNotFoundError: No module named 'torch'"
     event = judged(from_line("missing_module", line, "/r/logs/n0-zygote.log"), RUN, trouble)
     assert (event.response if event is not None else None) == response
+    begun = judged(from_line("missing_module", line), RUN, trouble, has_begun=True)
+    assert begun is not None and begun.response == "observe", "the rank that fails reports it"
 
 
 def test_the_journal_has_the_line_its_file_and_its_program() -> None:

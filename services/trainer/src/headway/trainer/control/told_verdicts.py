@@ -7,7 +7,7 @@ from typing import Any
 
 from headway.common.node.run_dir import RunDir
 from headway.common.wire.messages.health import Verdict
-from headway.health.client import STOP_RUN, response
+from headway.health.client import OBSERVE, STOP_RUN, response
 from headway.trainer.control.decisions.events import Judged
 
 _KEPT = ("id", "kind", "node", "rank", "pid", "service", "remedy", "is_open")
@@ -25,14 +25,19 @@ def journal_fields(verdict: Verdict) -> dict[str, Any]:
     return fields
 
 
-def judged(verdict: Verdict, run: RunDir, trouble: str) -> Judged | None:
+def judged(
+    verdict: Verdict, run: RunDir, trouble: str, *, has_begun: bool = False
+) -> Judged | None:
     """The event for the decisions; None while an action still needs to be confirmed.
 
     A line that says that a module is missing ends a run that has not begun only once the executor
-    has seen its process end: ``trouble`` is what that node cannot do now, by its newest beat.
+    has seen its process end: ``trouble`` is what that node cannot do now, by its newest beat. In a
+    run that has begun it is observed, since the rank that fails by it reports it.
     """
     found = response(verdict)
-    if found == STOP_RUN and not _has_ended(_rows(verdict).get("program", ""), trouble):
+    if found == STOP_RUN and has_begun:
+        found = OBSERVE
+    elif found == STOP_RUN and not _has_ended(_rows(verdict).get("program", ""), trouble):
         return None
     return Judged(
         verdict.id,
