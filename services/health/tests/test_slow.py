@@ -18,6 +18,7 @@ from headway.common.plan.grid import Grid
 from headway.common.plan.schedule.actions import Kind
 from headway.common.wire.messages.health import AgentBeat, Verdict, WorkerSignals
 from headway.health.config import HealthConfig
+from headway.health.detectors.slow import _median_without
 from headway.health.responses import response
 from headway.health.sources.flight import COMPUTE_STEPS, FlightSource
 from headway.health.state import MonitorState
@@ -253,3 +254,17 @@ def _is_step(row: Any) -> bool:
 def _spend(seconds: float) -> None:
     until = time.monotonic() + seconds
     wait_until(lambda: time.monotonic() >= until)
+
+
+def test_one_of_many_replicas_is_found_without_comparing_all_pairs() -> None:
+    """Also where the run has thousands of replicas: the median is taken once per stage."""
+    rng = random.Random(0)
+    for _ in range(200):
+        values = sorted(rng.choice((0.1, 0.2, 0.3)) for _ in range(rng.randint(2, 9)))
+        one = rng.choice(values)
+        others = list(values)
+        others.remove(one)
+        assert _median_without(values, one) == pytest.approx(statistics.median(others))
+    assert _median_without([0.1], 0.1) is None
+    run = training(Grid(dp=64)).run(60, slow(17, 3.0, usual=lambda _, rank: 0.2 + rank / 1000))
+    assert [(rank, step <= SLOW_FROM + WITHIN) for step, rank, _ in run.findings()] == [(17, True)]
