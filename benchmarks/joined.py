@@ -27,6 +27,7 @@ import zmq
 from headway.common.node.process import ProcessId
 from headway.common.node.run_dir import NodePaths
 from headway.common.node.testing import private_roots
+from headway.common.paces import FOLDER_LOOK_S
 from headway.common.polling import wait_until
 from headway.common.wire.client import Client
 from headway.common.wire.keys import KeyPair
@@ -37,7 +38,6 @@ from headway.launch.cluster import ClusterFolder
 from headway.launch.lease import Holder, LeaseView
 from headway.testkit.trainer.driver_place import JoinedPlace
 from headway.trainer.control.node.clock_offset import ClockOffset
-from headway.trainer.control.node.executor import LEASE_LOOK_S
 from headway.trainer.control.node.leading import Leading
 from headway.trainer.control.node.node_run import CALM_S
 from headway.trainer.control.node.node_services import NodeServices
@@ -104,7 +104,7 @@ class Executor(Node):
         self.heard_at, self.epoch = time.monotonic(), 0
         """When a driver has answered last, and which."""
         self._follows = holder.epoch
-        self._looked_at, self._due_at = 0.0, time.monotonic() + LEASE_LOOK_S * (number % 100) / 100
+        self._looked_at, self._due_at = 0.0, time.monotonic() + FOLDER_LOOK_S * (number % 100) / 100
         silent_s = rig.config.recovery.driver_silent_s
         self.leading = Leading(number, silent_s)
         super().__init__(number, rig.place.run.run_id, holder, keys, inbox)
@@ -121,7 +121,7 @@ class Executor(Node):
         now = time.monotonic()
         if now < self._due_at:
             return None
-        self._due_at += LEASE_LOOK_S * ((now - self._due_at) // LEASE_LOOK_S + 1)
+        self._due_at += FOLDER_LOOK_S * ((now - self._due_at) // FOLDER_LOOK_S + 1)
         is_calm = now - self.heard_at < CALM_S and not self.leading.is_stale
         pause_s = self._rig.lease.calm_look_s if is_calm else self._rig.lease.look_s
         if now - self._looked_at < pause_s:

@@ -21,8 +21,8 @@ LIMITS = RecoveryConfig(
     group_timeout_s=10,
     join_timeout_s=20,
     leave_timeout_s=3,
-    driver_silent_s=0.5,
-    node_silent_s=1,
+    driver_silent_s=0.75,
+    node_silent_s=1.5,
     node_lost_s=4,
 )
 

@@ -29,6 +29,14 @@ from structlog.testing import capture_logs
         ({"stop_timeout_s": float("inf")}, ("recovery.stop_timeout_s=inf",)),
         ({"folder_gone_s": -1.0}, ("recovery.folder_gone_s=-1.0",)),
         ({"max_crashes": 0}, ("recovery.max_crashes=0",)),
+        ({"driver_silent_s": 0.7}, ("recovery.driver_silent_s=0.7", "every 0.25 s", "0.75 s")),
+        ({"node_silent_s": 0.4, "driver_silent_s": 0.3}, ("driver_silent_s=0.3", "0.75 s or more")),
+        (
+            {"node_silent_s": 1.4, "driver_silent_s": 1.0},
+            ("recovery.node_silent_s=1.4", "every 0.5 s", "use 1.5 s or more"),
+        ),
+        ({"service_silent_s": 1.0}, ("recovery.service_silent_s=1", "use 1.5 s or more")),
+        ({"folder_gone_s": 0.1}, ("recovery.folder_gone_s=0.1", "use 0.75 s or more")),
     ],
 )
 def test_a_limit_out_of_range_or_order_is_refused_with_both_keys_and_values(

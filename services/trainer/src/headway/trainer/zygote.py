@@ -19,9 +19,10 @@ from headway.common.errors import HeadwayError
 from headway.common.log import get_logger, setup
 from headway.common.node.process import open_log, spawn
 from headway.common.node.run_dir import NodePaths, RunDir
+from headway.common.paces import SERVICE_BEAT_S
 from headway.launch.joining import installed
 from headway.trainer.config import RunConfig
-from headway.trainer.zygote_beat import PERIOD_S, ZygoteBeat
+from headway.trainer.zygote_beat import ZygoteBeat
 
 MAX_DIGITS = 9  # the executor never counts further, and the name becomes a file name
 
@@ -55,7 +56,7 @@ def serve(run_dir: Path, node: int) -> int:
     beat = ZygoteBeat(paths.shm_dir)
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as requests:
         requests.bind(str(path))
-        requests.settimeout(PERIOD_S)
+        requests.settimeout(SERVICE_BEAT_S)
         log.info("zygote is up", node=node, threads=len(os.listdir("/proc/self/task")))
         while True:
             beat.turn()

@@ -13,7 +13,6 @@ from pathlib import Path
 
 from headway.common.node.process import ProcessId
 
-PERIOD_S = 0.5
 _BYTES = 4096
 _MAX_FORKS = 24
 _MAX_ERROR = 80

@@ -16,6 +16,7 @@ import zmq
 from headway.common.errors import InputError
 from headway.common.log import complain
 from headway.common.node.process import ProcessId
+from headway.common.paces import SERVICE_BEAT_S
 from headway.common.wire import codec
 from headway.common.wire.client import Client
 from headway.common.wire.descriptors import raise_limit
@@ -52,7 +53,7 @@ class Beat:
 
     endpoint: str
     progress: Callable[[], int]
-    period_s: float = 0.5
+    period_s: float = SERVICE_BEAT_S
     keys: KeyPair | None = None
     server_key: bytes | None = None
 

@@ -6,6 +6,7 @@ import math
 from dataclasses import dataclass, fields
 
 from headway.common.errors import ConfigError
+from headway.common.paces import FOLDER_LOOK_S, LEASE_RENEW_S, NODE_BEAT_S, SERVICE_BEAT_S
 
 _IN_ORDER = (
     ("driver_silent_s", "node_silent_s", "a driver must be back before its nodes look silent"),
@@ -20,6 +21,15 @@ _IN_ORDER = (
 """(smaller, larger, why): pairs of limits in ``[recovery]`` of which the first must
 be below the second."""
 _MAY_BE_0 = frozenset({"hang_act_s", "wait_for_node_s"})
+MISSED = 3
+"""So many signs of life must be missing before their sender counts as silent."""
+_PACES = (
+    ("driver_silent_s", LEASE_RENEW_S, "a driver renews its lease"),
+    ("node_silent_s", NODE_BEAT_S, "a node sends its beats"),
+    ("service_silent_s", SERVICE_BEAT_S, "a service sends its beats"),
+    ("folder_gone_s", FOLDER_LOOK_S, "a node looks at the run's folder"),
+)
+"""(limit, seconds between two signs of life, what they are)."""
 
 
 @dataclass(frozen=True)
@@ -99,6 +109,13 @@ class RecoveryConfig:
                 f"recovery.max_spike_rollbacks={self.max_spike_rollbacks} is below 1",
                 remedy="use 1 or more, or train.on_spike=stop",
             )
+        for name, pace_s, what in _PACES:
+            if getattr(self, name) < MISSED * pace_s:
+                raise ConfigError(
+                    f"recovery.{name}={getattr(self, name):g} is too short: {what} every "
+                    f"{pace_s:g} s, so one that is only late would count as dead",
+                    remedy=f"use {MISSED * pace_s:g} s or more",
+                )
         for smaller, larger, why in _IN_ORDER:
             low, high = getattr(self, smaller), getattr(self, larger)
             if not low < high:

@@ -20,6 +20,7 @@ from headway.common.node.failpoints import configure
 from headway.common.node.machine import boot_id, process_space
 from headway.common.node.process import ProcessId
 from headway.common.node.run_dir import NodePaths, RunDir
+from headway.common.paces import LEASE_RENEW_S
 from headway.common.wire.admission import Admission
 from headway.common.wire.descriptors import Doorkeeper
 from headway.common.wire.message import Message
@@ -81,7 +82,6 @@ from headway.trainer.control.writer import JournalWriter
 TICK_S = 0.1
 GATHER_S = 0.005  # with many nodes, messages are collected for this long and handled together
 MANY_NODES = 512
-RENEW_S = 0.25
 FLUSH_S = 0.1
 ENDED_S = 0.25
 """How often the engine is asked whether the inits of silent nodes have ended."""
@@ -189,7 +189,7 @@ class Driver:
             self._service.watch(gate.socket, gate.handle_ready)
         self._service.every(TICK_S, Doorkeeper([self._server, *gates], clients=cluster.nodes).look)
         self._leadership.note, self._leadership.stop = self.note, self._service.stop
-        self._service.every(RENEW_S, self._leadership.renew)
+        self._service.every(LEASE_RENEW_S, self._leadership.renew)
         self._service.every(TICK_S, self.tick)
         self._service.every(FLUSH_S, self._reports.flush)
         looks = EngineLooks(self.engine, cluster, self.lines, self._background, self.handle)

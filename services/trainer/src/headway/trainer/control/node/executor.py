@@ -19,6 +19,7 @@ from headway.common.log import get_logger
 from headway.common.node.janitor import leave_run
 from headway.common.node.process import ProcessId, reap_children
 from headway.common.node.run_dir import RunDir, RunLock
+from headway.common.paces import FOLDER_LOOK_S, NODE_BEAT_S
 from headway.common.wire.loop import Throttle
 from headway.common.wire.message import Message
 from headway.common.wire.messages.ckpt_store import CheckpointComplete, StoreTrouble
@@ -62,8 +63,6 @@ from headway.trainer.control.node.node_run import NodeRun
 from headway.trainer.control.node.uplink import Uplink
 
 WATCH_S = 0.05  # 20 Hz: a stopped worker is found within one period
-BEAT_S = 0.5
-LEASE_LOOK_S = 0.25  # at most; see ``NodeRun.look_pause_s``
 ANNOUNCE_AGAIN_S = 1.0
 
 log = get_logger("executor")
@@ -102,9 +101,9 @@ class Executor:
         self._sent_version = -1
         self._throttle = Throttle()
         self._service.every(WATCH_S, self._watch)
-        self._service.every(BEAT_S, self._beat)
-        self._service.every(BEAT_S, self._init.beat)
-        self._service.every(LEASE_LOOK_S, self._watch_folder)
+        self._service.every(NODE_BEAT_S, self._beat)
+        self._service.every(NODE_BEAT_S, self._init.beat)
+        self._service.every(FOLDER_LOOK_S, self._watch_folder)
         self._service.on_drain(self._save_first)
         self._service.metrics.register(node_metrics(lambda: self._run))
 
