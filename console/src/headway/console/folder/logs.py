@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import datetime
 import json
+import os
 import re
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from headway.common.errors import InputError
+from headway.common.printable import printable
 
 LEVELS = ("debug", "info", "warning", "error", "critical")
 COLUMNS = ("timestamp", "level", "rank", "file", "event", "fields")
 """Of a data frame of log lines; ``fields`` holds the other fields as JSON."""
 _SHOWN = ("timestamp", "level", "event", "file", "service", "component", "run_id")
+MAX_LINE_BYTES = 1 << 16
+"""Of a longer line only the beginning is shown."""
 _AGO = re.compile(r"(\d+(?:\.\d+)?)([smhd]?)")
 _UNITS = {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86400}
 
@@ -67,6 +71,7 @@ class LogReader:
         self._least, self._since_unix_s = LEVELS.index(level), since_unix_s
         self._offsets: dict[Path, int] = {}
         self._last: dict[Path, dict[str, Any]] = {}
+        self._unreadable: set[Path] = set()
 
     def check_name(self) -> None:
         """Raises InputError when no log file has the name's part."""
@@ -90,36 +95,32 @@ class LogReader:
         )
 
     def _new(self, path: Path) -> list[dict[str, Any]]:
-        with path.open("rb") as file:
-            file.seek(self._offsets.get(path, 0))
-            text = file.read()
-        whole = text[: text.rfind(b"\n") + 1]  # a line being written is left for the next time
-        self._offsets[path] = self._offsets.get(path, 0) + len(whole)
-        return [
-            self._line(path, raw)
-            for raw in whole.decode("utf-8", "replace").splitlines()
-            if raw.strip()
-        ]
+        found = []
+        try:
+            with path.open("rb") as file:
+                offset = self._offsets.get(path, 0)
+                file.seek(offset if offset <= os.fstat(file.fileno()).st_size else 0)
+                while (raw := _next_line(file)) is not None:
+                    self._offsets[path] = file.tell()
+                    if text := raw.decode("utf-8", "replace").strip():
+                        found.append(self._line(path, text))
+        except OSError as error:  # the others are shown all the same
+            if path not in self._unreadable:
+                self._unreadable.add(path)
+                found.append(self._line(path, f"this file cannot be read: {error.strerror}"))
+        return found
 
     def _line(self, path: Path, raw: str) -> dict[str, Any]:
         try:
             fields = json.loads(raw)
-        except ValueError:
+        except (ValueError, RecursionError):
             fields = None
-        if not isinstance(fields, dict) or "event" not in fields:
-            before: dict[str, Any] = self._last.get(path, {})
-            kept: dict[str, Any] = {
-                key: before[key] for key in ("timestamp", "level", "rank") if key in before
-            }
-            return {
-                "timestamp": "",
-                "level": "info",
-                **kept,
-                "file": path.stem,
-                "event": raw.rstrip(),
-            }
-        self._last[path] = {"timestamp": "", "level": "info", **fields, "file": path.stem}
-        return self._last[path]
+        if isinstance(fields, dict) and "event" in fields:
+            self._last[path] = {**_sound(fields), "file": path.stem}
+            return self._last[path]
+        before = self._last.get(path, {})
+        kept = {key: before[key] for key in ("timestamp", "level", "rank") if key in before}
+        return {"timestamp": "", "level": "info", **kept, "file": path.stem, "event": raw}
 
     def _wanted(self, line: dict[str, Any]) -> bool:
         if line["level"] in LEVELS and LEVELS.index(line["level"]) < self._least:
@@ -133,15 +134,41 @@ def _unix_s(timestamp: object) -> float:
     """Of an ISO timestamp; 0 for what has none."""
     try:
         return datetime.datetime.fromisoformat(str(timestamp)).timestamp()
-    except ValueError:
+    except (ValueError, OverflowError, OSError):
         return 0.0
 
 
+def _next_line(file: BinaryIO) -> bytes | None:
+    """The next whole line, of one that is very long its beginning and its length; None for one
+    that is still being written, and at the end."""
+    raw = file.readline(MAX_LINE_BYTES)
+    more, last = 0, raw
+    while last and not last.endswith(b"\n"):
+        last = file.readline(MAX_LINE_BYTES)
+        more += len(last)
+    if not last:
+        return None
+    return raw + b" ... and %d more bytes" % more if more else raw
+
+
+def _sound(fields: dict[str, Any]) -> dict[str, Any]:
+    """The fields of a line with the types that a reader expects of the known ones: what a rank
+    prints may be JSON, too."""
+    level, event = fields.get("level"), fields["event"]
+    return {
+        **fields,
+        "timestamp": str(fields.get("timestamp", "")),
+        "level": level if level in LEVELS else "info",
+        "event": event if isinstance(event, str) else json.dumps(event),
+    }
+
+
 def as_text(line: dict[str, Any]) -> str:
-    """One line for people: time, file, level, event and the other fields."""
+    """One line for people: time, file, level, event and the other fields, all printable."""
     rest = "".join(f" {key}={value}" for key, value in line.items() if key not in _SHOWN)
     clock = str(line["timestamp"])[11:23]
-    return f"{clock:<12} {line['file']:<16} {line['level']:<7} {line['event']}{rest}"
+    text = f"{clock:<12} {line['file']:<16} {line['level']:<7} {line['event']}{rest}"
+    return printable(text)
 
 
 def as_row(line: dict[str, Any]) -> tuple[Any, ...]:

@@ -16,6 +16,7 @@ from typing import Any, TextIO
 
 from headway.common.errors import DeadlineError, HeadwayError
 from headway.common.output import to_json
+from headway.common.printable import printable
 from headway.console.display.formatting import clock
 from headway.console.live.news import News
 from headway.console.live.progress import Progress, ProgressReader
@@ -172,12 +173,13 @@ class _View:
 
 
 def _timed(line: str, at_unix_s: float | None) -> str:
-    return line if at_unix_s is None else f"{clock(at_unix_s)} {line}"
+    text = printable(line)
+    return text if at_unix_s is None else f"{clock(at_unix_s)} {text}"
 
 
 class _LineView(_View):
     def show(self, progress: Progress) -> None:
-        print(progress.line(), file=self._out, flush=True)
+        print(printable(progress.line()), file=self._out, flush=True)
 
 
 class _JsonView(_View):
@@ -202,7 +204,8 @@ class _BarView(_View):
         self._bar = Bar(
             TextColumn("[bold]{task.description}"), BarColumn(bar_width=16),
             MofNCompleteColumn(table_column=Column(no_wrap=True, min_width=7)),
-            TextColumn("{task.fields[facts]}", table_column=Column(ratio=1, no_wrap=True)),
+            TextColumn("{task.fields[facts]}", table_column=Column(ratio=1, no_wrap=True),
+                       markup=False),
             expand=True, console=Console(file=out, highlight=False), refresh_per_second=4,
         )  # fmt: skip
         self._task = self._bar.add_task("", total=1, facts="")
@@ -221,12 +224,11 @@ class _BarView(_View):
         self._bar.console.print(_timed(line, at_unix_s), markup=False)
 
     def show(self, progress: Progress) -> None:
+        facts = [progress.state, *progress.facts(), progress.waiting]
         self._bar.update(
             self._task,
             description=progress.name,
             total=progress.steps,
             completed=progress.step,
-            facts=" · ".join(
-                [progress.state, *progress.facts(), *([progress.waiting] * bool(progress.waiting))]
-            ),
+            facts=printable(" · ".join(filter(None, facts))),
         )

@@ -10,6 +10,7 @@ import typer
 from headway.common.errors import HeadwayError, RemoteError
 from headway.common.help_pages import PageGroup
 from headway.common.log_stream import tolerate_stderr
+from headway.common.printable import printable
 
 INTERRUPTED = 130
 _OF_THE_MACHINE = frozenset(
@@ -71,7 +72,7 @@ def run(app: typer.Typer, prog: str, arguments: list[str] | None = None) -> int:
 
 def fail(line: str, code: int) -> int:
     """Print the reason on stderr, in one line; returns ``code``."""
-    typer.echo(f"error: {' '.join(line.split())}", err=True)
+    typer.echo(f"error: {printable(' '.join(line.split()))}", err=True)
     return code
 
 

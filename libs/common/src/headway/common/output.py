@@ -13,6 +13,8 @@ from dataclasses import dataclass, fields, is_dataclass
 from pathlib import Path
 from typing import Any
 
+from headway.common.printable import printable
+
 GAP = "  "
 """Between two columns of a table that is not on a terminal."""
 
@@ -32,8 +34,8 @@ class Table:
 
     @property
     def text(self) -> list[list[str]]:
-        """The cells as they are printed."""
-        return [["-" if c is None else str(c) for c in row] for row in self.rows]
+        """The cells as they are printed: without what would steer a terminal."""
+        return [["-" if c is None else printable(str(c)) for c in row] for row in self.rows]
 
     def lines(self) -> list[str]:
         """Without a terminal: each column is as wide as its longest cell."""
@@ -56,7 +58,7 @@ def emit(data: Any, as_json: bool, lines: Iterable[str | Table]) -> None:
         return
     for line in lines:
         if isinstance(line, str):
-            print(line, flush=True)
+            print("\n".join(map(printable, line.split("\n"))), flush=True)
         elif line.rows and sys.stdout.isatty():
             _draw(line)
         elif line.rows:
