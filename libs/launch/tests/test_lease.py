@@ -29,6 +29,7 @@ from headway.launch.lease import (
 )
 from headway.launch.leases import lease_of
 from headway.testkit.kubernetes_api import KubernetesApi
+from structlog.testing import capture_logs
 
 MakeLease = Callable[..., Lease]
 
@@ -114,6 +115,65 @@ def test_a_torn_record_is_read_again_and_then_shows_no_holder(tmp_path: Path) ->
     row = json.loads((tmp_path / "driver.json").read_text())
     (tmp_path / "driver.json").write_text(json.dumps({**row, "end": row["beat"] + 1}))
     assert lease.look() == LeaseView(1, None)
+
+
+@pytest.mark.parametrize("behind", [b"}", b"x" * 5000, b"\xff\x00\n{"], ids=["}", "x", "binary"])
+def test_what_is_behind_a_record_is_ignored_and_cut_off(tmp_path: Path, behind: bytes) -> None:
+    lease, record = FileLease(tmp_path), tmp_path / "driver.json"
+    assert lease.claim(0) == 1
+    lease.publish(_holder(1))
+    size = record.stat().st_size
+    with record.open("ab") as file:
+        file.write(behind)
+    assert lease.look() == LeaseView(1, _holder(1))
+    lease.publish(_holder(1))
+    assert record.stat().st_size == size
+    assert lease.look() == LeaseView(1, _holder(1))
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"",
+        b"\xa5" * 2048,
+        b"[" * 5000,
+        b"null",
+        b'{"epoch": 1}',
+        json.dumps({**asdict(_holder(1)), "epoch": "1", "end": 0}).encode(),
+        json.dumps({**asdict(_holder(1)), "epoch": 10**30, "end": 0}).encode(),
+        json.dumps({**asdict(_holder(1)), "pid": 2**40, "end": 0}).encode(),
+    ],
+    ids=range(8),
+)
+def test_a_damaged_record_is_absent_until_it_is_renewed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, content: bytes
+) -> None:
+    monkeypatch.setattr("headway.launch.lease._READ_TRIES", 2)
+    lease = FileLease(tmp_path)
+    assert lease.claim(0) == 1 and lease.claim(1) == 2
+    lease.publish(_holder(2))
+    (tmp_path / "driver.json").write_bytes(content)
+    assert lease.look() == LeaseView(2, None), "the epoch does not go back"
+    lease.publish(_holder(2))
+    assert lease.look() == LeaseView(2, _holder(2))
+
+
+@pytest.mark.parametrize("number", ["9" * 30, str(2**63), str(2**53 + 1)])
+def test_a_stray_claim_is_ignored_and_set_aside_by_the_next_claimant(
+    tmp_path: Path, number: str
+) -> None:
+    lease = FileLease(tmp_path)
+    assert lease.claim(0) == 1
+    (tmp_path / f"driver.claim-{number}").touch()
+    lease.publish(_holder(1))
+    assert lease.look() == LeaseView(1, _holder(1))
+    with capture_logs() as logs:
+        assert lease.claim(1) == 2
+    assert sorted(path.name for path in tmp_path.glob("driver.*-*")) == [
+        "driver.claim-2",
+        f"driver.stray-{number}",
+    ]
+    assert [one["file"] for one in logs] == [str(tmp_path / f"driver.stray-{number}")]
 
 
 def test_a_record_that_cannot_be_read_is_no_lease_without_a_holder(tmp_path: Path) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -46,7 +48,37 @@ def test_nothing_is_added_to_what_a_new_driver_has_read(tmp_path: Path) -> None:
     new.close()
 
 
-def test_a_driver_begins_while_its_journal_cannot_be_written(tmp_path: Path) -> None:
+def test_what_a_former_driver_adds_in_the_first_seconds_is_taken_over(tmp_path: Path) -> None:
+    """It holds the journal for longer than one attempt to write lasts."""
+    old, new = Journal(tmp_path / "run.sqlite", epoch=3), Journal(tmp_path / "run.sqlite", epoch=4)
+    new._db.execute("PRAGMA busy_timeout=0")
+    at_work = threading.Event()
+
+    def add_slowly() -> None:
+        with old._transaction() as database:
+            at_work.set()
+            time.sleep(0.2)
+            database.execute(
+                "INSERT INTO commands (id, unix_s, operation, name, value) "
+                "VALUES ('a', 0, 'pause', '', 0)"
+            )
+
+    thread = threading.Thread(target=add_slowly)
+    thread.start()
+    assert at_work.wait(30.0)
+    start = begin(RunConfig(), "0123abcd", 2, 4, new)
+    assert [steer.operation for steer in start.commands] == ["pause"]
+    with pytest.raises(SupersededError):
+        old.add_command("b", Steer(sequence=0, operation="stop"))
+    thread.join()
+    old.close()
+    new.close()
+
+
+def test_a_driver_begins_while_its_journal_cannot_be_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("headway.trainer.control.journal.LEAD_S", 0.2)
     old, new = Journal(tmp_path / "run.sqlite", epoch=3), Journal(tmp_path / "run.sqlite", epoch=4)
     old._db.execute("BEGIN IMMEDIATE")
     new._db.execute("PRAGMA busy_timeout=0")

@@ -259,3 +259,10 @@ def test_the_node_whose_driver_has_resigned_waits_longest() -> None:
     seen.own = "down"
     seen.watch(30.0, resigned)
     assert seen.claims == [1] and seen.leaves == 1 and seen.now >= HANDICAP_S
+
+
+def test_an_epoch_that_was_seen_is_not_claimed_again_when_the_files_of_the_lease_are_lost() -> None:
+    seen = observer()
+    seen.watch(5.0, lambda now: held(epoch=7, beat=int(now * 4)))
+    seen.watch(600.0, LeaseView())
+    assert seen.claims == [7]

@@ -118,8 +118,10 @@ class LogReader:
         if isinstance(fields, dict) and "event" in fields:
             self._last[path] = {**_sound(fields), "file": path.stem}
             return self._last[path]
-        before = self._last.get(path, {})
-        kept = {key: before[key] for key in ("timestamp", "level", "rank") if key in before}
+        before: dict[str, Any] = self._last.get(path, {})
+        kept: dict[str, Any] = {
+            key: before[key] for key in ("timestamp", "level", "rank") if key in before
+        }
         return {"timestamp": "", "level": "info", **kept, "file": path.stem, "event": raw}
 
     def _wanted(self, line: dict[str, Any]) -> bool:

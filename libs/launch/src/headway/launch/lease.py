@@ -22,16 +22,24 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Protocol
 
+import msgspec
 from headway.common.errors import HeadwayError
+from headway.common.log import get_logger
 from headway.common.node.machine import process_space
 from headway.common.node.process import ProcessId
 from headway.common.polling import wait_until
 
 FENCE_LIMIT_S = 5.0
 CALM_LOOK_S = 1.0
-_CLAIM = "driver.claim-"
+_CLAIM, _STRAY = "driver.claim-", "driver.stray-"
+MOST_EPOCH = 2**53
+"""A claim of a higher epoch is a stray file: no run has had so many drivers."""
+_MOST_PID = 2**31
 _RECORD_BYTES = 1024
-_READ_TRIES = 20
+_READ_TRIES = 36
+"""0.3 s: longer than a living holder takes to write a damaged record again."""
+
+log = get_logger("lease")
 
 
 class SupersededError(HeadwayError):
@@ -154,7 +162,9 @@ class FileLease(ProcessLease):
     run's folder, both 0600.
 
     A claim is the exclusive creation of an empty file, and the record is overwritten in place, so
-    that both work on a full disk once the record exists.
+    that both work on a full disk once the record exists. What is behind the record in its file is
+    ignored, and cut off by the next renewal. A record that is damaged counts as absent: the claims
+    alone say which epoch is next.
     """
 
     look_s = 0.0
@@ -176,18 +186,17 @@ class FileLease(ProcessLease):
         return LeaseView(max(self._claimed(), holder.epoch if holder is not None else 0), holder)
 
     def _holder(self) -> Holder | None:
-        error: Exception | None = None
+        error: OSError | None = None
         for attempt in range(_READ_TRIES):
             try:
-                row = json.loads(self._record.read_bytes())
-                if row.pop("end") == row["beat"]:  # else it was read while it was being written
-                    return Holder(**row)
+                if (holder := _holder_of(self._record.read_bytes())) is not None:
+                    return holder
             except FileNotFoundError:
                 return None
-            except (OSError, ValueError, TypeError, KeyError, AttributeError) as last:
+            except OSError as last:
                 error = last
             time.sleep(0.0005 * attempt)
-        if isinstance(error, OSError):
+        if error is not None:
             raise error
         return None
 
@@ -195,7 +204,11 @@ class FileLease(ProcessLease):
         return max(self._claims(), default=0)
 
     def _claims(self) -> dict[int, Path]:
-        """Epoch -> file; files with other names are ignored, and an absent folder has none.
+        """Epoch -> file, without strays; an absent folder has none. Raises as ``_numbers``."""
+        return {epoch: path for epoch, path in self._numbers().items() if epoch <= MOST_EPOCH}
+
+    def _numbers(self) -> dict[int, Path]:
+        """Number -> file; files with other names are ignored, and an absent folder has none.
 
         Raises:
             OSError: the folder cannot be listed. ``Path.glob`` would find nothing in it.
@@ -217,6 +230,7 @@ class FileLease(ProcessLease):
         Raises:
             OSError: the folder cannot be read or written; then nothing was claimed.
         """
+        self._set_strays_aside()
         before = self._claims()
         if max(before, default=0) > after:
             return None
@@ -229,6 +243,15 @@ class FileLease(ProcessLease):
             with contextlib.suppress(OSError):  # the claim is made all the same
                 old.unlink()
         return after + 1
+
+    def _set_strays_aside(self) -> None:
+        """Rename claims that no driver has made, so that a person can see them."""
+        for number, path in self._numbers().items():
+            if number > MOST_EPOCH:
+                kept = path.with_name(path.name.replace(_CLAIM, _STRAY))
+                log.warning("a claim of an impossible epoch is set aside", file=str(kept))
+                with contextlib.suppress(OSError):  # it is ignored where it is
+                    path.rename(kept)
 
     def publish(self, me: Holder) -> None:
         """Write the record in place.
@@ -243,9 +266,23 @@ class FileLease(ProcessLease):
         row = json.dumps({**asdict(me), "end": me.beat}).encode()
         descriptor = os.open(self._record, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
-            os.pwrite(descriptor, row.ljust(_RECORD_BYTES), 0)
+            written = os.pwrite(descriptor, row.ljust(_RECORD_BYTES), 0)
+            if os.fstat(descriptor).st_size > written:
+                os.ftruncate(descriptor, written)
         finally:
             os.close(descriptor)
+
+
+def _holder_of(record: bytes) -> Holder | None:
+    """What a record says; None while it is being written, and for one that is damaged."""
+    try:
+        row, _ = json.JSONDecoder().raw_decode(record.decode("utf-8", "replace"))
+        holder = msgspec.convert(row, Holder)
+        is_whole = row["end"] == holder.beat
+    except (ValueError, RecursionError, KeyError, TypeError, msgspec.MsgspecError):
+        return None
+    is_sane = 0 < holder.epoch <= MOST_EPOCH and 0 <= holder.pid < _MOST_PID
+    return holder if is_whole and is_sane else None
 
 
 class LeaseWatch:

@@ -21,44 +21,19 @@ import msgspec
 from headway.common.log import get_logger
 from headway.common.node.failpoints import failpoint
 from headway.common.node.sqlite import open_to_read
+from headway.common.polling import wait_until
 from headway.common.wire.messages.executor import Evaluation, Sample, StepMetrics
 from headway.common.wire.messages.worker import Steer
 from headway.launch.lease import SupersededError
 from headway.trainer.control.decisions.events import Memory
+from headway.trainer.control.locks import is_locked
+from headway.trainer.control.schema import upgrade
 
 BUSY_S = 1.0
 """How long a write waits for another process's lock before it fails; it is then tried again."""
-_SCHEMA = """
-CREATE TABLE IF NOT EXISTS facts (key TEXT PRIMARY KEY, value TEXT NOT NULL);
-CREATE TABLE IF NOT EXISTS events (id INTEGER PRIMARY KEY, epoch INTEGER NOT NULL,
-    monotonic_s REAL NOT NULL, unix_s REAL NOT NULL, name TEXT NOT NULL, fields TEXT NOT NULL);
-CREATE TABLE IF NOT EXISTS clocks (id INTEGER PRIMARY KEY, node INTEGER NOT NULL,
-    boot_id TEXT NOT NULL, offset_ns INTEGER NOT NULL, uncertainty_ns INTEGER NOT NULL,
-    monotonic_s REAL NOT NULL, unix_s REAL NOT NULL);
-CREATE TABLE IF NOT EXISTS inputs (id INTEGER PRIMARY KEY, epoch INTEGER NOT NULL,
-    clock_s REAL NOT NULL, event BLOB NOT NULL, decided TEXT NOT NULL);
-CREATE TABLE IF NOT EXISTS generations (generation INTEGER PRIMARY KEY, unix_s REAL NOT NULL,
-    rank_nodes TEXT NOT NULL);
-CREATE TABLE IF NOT EXISTS commands (sequence INTEGER PRIMARY KEY, id TEXT UNIQUE NOT NULL,
-    unix_s REAL NOT NULL, operation TEXT NOT NULL, name TEXT NOT NULL, value REAL NOT NULL,
-    count INTEGER NOT NULL DEFAULT 0, tokens TEXT NOT NULL DEFAULT '[]');
-CREATE TABLE IF NOT EXISTS metrics (generation INTEGER, step INTEGER, loss REAL, grad_norm REAL,
-    lr REAL, tokens INTEGER, duration_s REAL, unix_s REAL, skipped INTEGER NOT NULL DEFAULT 0,
-    PRIMARY KEY (generation, step));
-CREATE TABLE IF NOT EXISTS evaluations (generation INTEGER, step INTEGER, loss REAL, tokens INTEGER,
-    sequence INTEGER NOT NULL DEFAULT 0, PRIMARY KEY (generation, step, sequence));
-CREATE TABLE IF NOT EXISTS samples (generation INTEGER, sequence INTEGER, step INTEGER, tokens TEXT,
-    num_prompt_tokens INTEGER, PRIMARY KEY (generation, sequence));
-"""
-_ADDED = (
-    ("metrics", "skipped", "INTEGER NOT NULL DEFAULT 0"),
-    ("commands", "count", "INTEGER NOT NULL DEFAULT 0"),
-    ("commands", "tokens", "TEXT NOT NULL DEFAULT '[]'"),
-)
-_NEW_KEY = "ALTER TABLE evaluations RENAME TO old_evaluations;"
-_OLD_ROWS = "INSERT INTO evaluations SELECT *, 0 FROM old_evaluations; DROP TABLE old_evaluations;"
+LEAD_S = 15.0
+"""How long a new driver tries to write the journal before it reads what others have written."""
 _STEER = "operation, name, value, count, tokens"
-_SKIPPED_INDEX = "CREATE INDEX IF NOT EXISTS metrics_skipped ON metrics (step) WHERE skipped"
 _TAKE_BACK_SKIPPED = (  # ``skipped`` names the index's condition, ``+`` keeps the other index out
     "UPDATE metrics SET skipped = 2 WHERE skipped AND skipped = 1 AND step >= ? AND +generation < ?"
 )
@@ -114,15 +89,7 @@ class Journal:
     def __init__(self, path: Path, *, epoch: int = 0, is_shared: bool = False) -> None:
         self.epoch, self.path, self.is_shared = epoch, path, is_shared
         self._open()
-        if not self._tables() >= {"facts", "inputs", "metrics", "samples", "clocks"}:
-            self._db.executescript(_SCHEMA)
-        if "sequence" not in self._columns("evaluations"):
-            self._db.executescript(_NEW_KEY + _SCHEMA + _OLD_ROWS)
-        for table, column, kind in _ADDED:  # to a run that an older version began
-            if column not in self._columns(table):
-                self._db.execute(f"ALTER TABLE {table} ADD COLUMN {column} {kind}")
-        with contextlib.suppress(sqlite3.OperationalError):  # a full disk: readers are slower then
-            self._db.execute(_SKIPPED_INDEX)
+        upgrade(self._db)
 
     def _open(self) -> None:
         self.path.touch(mode=0o600)
@@ -140,12 +107,6 @@ class Journal:
     def close(self) -> None:
         """Close the file."""
         self._db.close()
-
-    def _tables(self) -> set[str]:
-        return {row[0] for row in self._db.execute("SELECT name FROM sqlite_master")}
-
-    def _columns(self, table: str) -> set[str]:
-        return {row[1] for row in self._db.execute(f"PRAGMA table_info({table})")}
 
     def _stay_in_place(self) -> None:
         """Put the file back if somebody removed it: this connection still has all of it.
@@ -192,10 +153,18 @@ class Journal:
 
     # ---- facts and decisions ------------------------------------------------------------------
     def lead(self) -> None:
-        """From now on no earlier driver writes. Where the disk is full, or the file is locked for
-        longer than ``BUSY_S``, this holds only from the first write on."""
-        with contextlib.suppress(sqlite3.OperationalError):
-            self.set_facts()
+        """From now on no earlier driver writes: tried again while another process has the file
+        locked, for at most ``LEAD_S``. Beyond that, and where the disk is full, this holds only
+        from the first write on."""
+
+        def holds() -> bool:
+            try:
+                self.set_facts()
+            except sqlite3.OperationalError as error:
+                return not is_locked(error)
+            return True
+
+        wait_until(holds, LEAD_S)
 
     def fact(self, key: str, default: str) -> str:
         """A single remembered value."""

@@ -13,6 +13,12 @@ KERNEL_LOCKS = Path("/proc/locks")
 MAX_WORDS = 60
 
 
+def is_locked(error: Exception) -> bool:
+    """Whether another process has the database locked."""
+    code = getattr(error, "sqlite_errorcode", 0) & 0xFF  # without what SQLite adds to it
+    return code in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED)
+
+
 def why_locked(error: Exception, file: Path, *, is_shared: bool) -> str:
     """Who holds the lock that a write of SQLite waits for, and what to do; empty where the error is
     another one.
@@ -22,8 +28,7 @@ def why_locked(error: Exception, file: Path, *, is_shared: bool) -> str:
         file: the database.
         is_shared: processes of other machines use it, too.
     """
-    code = getattr(error, "sqlite_errorcode", 0) & 0xFF  # without what SQLite adds to it
-    if code not in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED):
+    if not is_locked(error):
         return ""
     holders = _holders(file)
     if not holders:

@@ -62,6 +62,8 @@ class Leading:
         self.epoch = epoch
         """The epoch that this node has claimed, 0 while it does not lead."""
         self.view: LeaseView | None = None
+        self._claimed = 0
+        """The newest epoch that was ever seen: it stays when the files of the lease are lost."""
         self._watch = LeaseWatch(LONGEST_GAP_S)
         self._stale_s = 0.0
         self._is_claiming = False
@@ -77,6 +79,7 @@ class Leading:
         if self.view is not None and view != self.view:
             self._is_first = False
         self.view = view
+        self._claimed = max(self._claimed, view.claimed)
         self._looks += 1
         self._stale_s = self._watch.see(view, now)
         if not self._stale_s:
@@ -130,16 +133,16 @@ class Leading:
         if not self._backoff.is_over(now) or own == "waiting":
             return Standing()
         if self._at_once:
-            return self._claim(view)
+            return self._claim()
         if self.epoch and own == "down":
-            return Standing() if self.wants_looks else self._claim(view)
+            return Standing() if self.wants_looks else self._claim()
         limit_s = self._limit_s(view)
         is_reporting = silent_s < self._silent_s and self._stale_s < limit_s + HUNG_LIMIT_S
         if self._stale_s <= limit_s or is_reporting:
             return Standing()
         # a driver of this node that is still up is ended once the claim is made, not before: where
         # nobody can claim, as in a folder that takes no writes, it is the only one there can be
-        return self._claim(view)
+        return self._claim()
 
     def _is_over(self, view: LeaseView, own: str, failures: int) -> bool:
         """Whether the epoch of this node has come to its end."""
@@ -153,9 +156,9 @@ class Leading:
         holder = view.holder
         return holder is not None and holder.epoch > self.epoch and holder.node != self._node
 
-    def _claim(self, view: LeaseView) -> Standing:
+    def _claim(self) -> Standing:
         self._is_claiming = True
-        return Standing(claim=Claim(view.claimed))
+        return Standing(claim=Claim(self._claimed))
 
     def _limit_s(self, view: LeaseView) -> float:
         """How long the lease may stay as it is before this node claims it."""
