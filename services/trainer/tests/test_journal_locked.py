@@ -16,15 +16,6 @@ from headway.trainer.control.journal import Journal
 from headway.trainer.control.writer import JournalWriter
 
 LIMIT_S = 30.0
-READER = """
-import os, signal, sys
-from pathlib import Path
-from headway.common.node.sqlite import open_to_read
-rows = open_to_read(Path(sys.argv[1])).execute("SELECT * FROM events")
-rows.fetchone()
-print("reading", flush=True)
-os.kill(os.getpid(), signal.SIGSTOP)
-"""
 WRITER = """
 import os, signal, sys
 from pathlib import Path
@@ -59,10 +50,7 @@ def stopped(program: str, path: Path) -> Iterator[int]:
             child.kill()
 
 
-@pytest.mark.parametrize("program", [READER, WRITER], ids=["console", "former driver"])
-def test_a_stopped_process_that_has_the_lock_is_named_until_it_ends(
-    path: Path, program: str
-) -> None:
+def test_a_stopped_process_that_has_the_lock_is_named_until_it_ends(path: Path) -> None:
     journal = Journal(path, epoch=2, is_shared=True)
     writer = JournalWriter(journal, lambda: None)
     errors: list[str] = []
@@ -71,7 +59,7 @@ def test_a_stopped_process_that_has_the_lock_is_named_until_it_ends(
         writer.run_callbacks()
         return bool(errors and writer.trouble)
 
-    with stopped(program, path) as pid:
+    with stopped(WRITER, path) as pid:
         writer.submit(lambda j: j.begin_generation(1, {}), lambda _, error: errors.append(error))
         writer.append(journal.event_record("z", {}, 0.0))
         assert wait_until(has_failed, LIMIT_S)
