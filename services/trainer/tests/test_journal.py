@@ -18,8 +18,9 @@ from headway.common.wire.messages.driver import Report
 from headway.common.wire.messages.executor import Sample, StepMetrics
 from headway.common.wire.messages.worker import Steer
 from headway.launch.lease import SupersededError
+from headway.trainer.control.commands import read_commands
 from headway.trainer.control.decisions.events import Memory
-from headway.trainer.control.journal import _TAKE_BACK_SKIPPED, Journal, read_commands
+from headway.trainer.control.journal import _TAKE_BACK_SKIPPED, Journal
 from headway.trainer.control.reports import Reports
 from headway.trainer.control.writer import JournalWriter
 from structlog.testing import capture_logs

@@ -73,11 +73,13 @@ class StepReader:
 
     def __init__(self, run: RunRecords, first: int = PACE_STEPS + 1) -> None:
         self._run, self._first = run, first
-        self._after = -1
+        self._after = self._journal = -1
         self._columns = ""
 
     def read(self) -> list[Step]:
         """New steps in the order in which they were stored."""
+        if self._journal != self._run.journal_id:
+            self._journal, self._after = self._run.journal_id, -1
         if not self._columns and not self._find_columns():
             return []
         if self._after >= 0:

@@ -48,7 +48,8 @@ def register(app: typer.Typer) -> None:
         app,
         heading=LOOK,
         examples=("headway runs", "headway runs --json | jq -r '.[].name'"),
-        json="list: name, state, step, steps, checkpoint, started_unix_s, size_bytes, resume",
+        json="list: name, state, step, steps, checkpoint, started_unix_s, size_bytes, resume, "
+        "trouble",
     )(runs)
     page(
         app,
@@ -83,6 +84,7 @@ def runs(runs_dir: RunsDir = RUNS, as_json: AsJson = False) -> None:
     lines: list[str | Table] = [f"no run in {runs_dir}; start one with `headway run`"]
     if found:
         lines = [Table(run_list.rows(found), run_list.HEADER)]
+        lines += [f"run {entry.name}: {entry.trouble}" for entry in found if entry.trouble]
         resumable = [entry for entry in found if entry.resume][-FEW_RESUMED:]
         lines += [""] * bool(resumable)
         lines += [f"resume {entry.name}:  {entry.resume}" for entry in resumable]
@@ -114,9 +116,20 @@ def status(
     if progress.detail:
         lines.append(progress.detail)
     lines += progress.findings
+    lines += [f"run {progress.name}: {line}" for line in _journal_lines(found)]
     if progress.status is not None:
         lines += _status_lines(progress, found.config.parallel.grid)
     emit(progress, as_json, lines)
+
+
+def _journal_lines(run: Run) -> list[str]:
+    """What is wrong with the journal, and that it was: what it held is not in the new one."""
+    from headway.trainer.client import damaged_of
+
+    lines = [run.journal_trouble] if run.journal_trouble else []
+    if kept := damaged_of(run.folder.database):
+        lines.append(f"metrics and events until the damage are in {', '.join(kept)} only")
+    return lines
 
 
 def _all(run: Run) -> tuple[RankStatus, ...]:

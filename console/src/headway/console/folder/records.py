@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from headway.common.config import load
-from headway.common.errors import InputError
+from headway.common.errors import CorruptError, InputError
 from headway.common.node.run_dir import RunDir
-from headway.common.node.sqlite import open_to_read
+from headway.common.node.sqlite import is_damage, open_to_read
 from headway.common.polling import wait_until
 from headway.console.folder.presence import TAKEOVER_S, Observer, Presence
 from headway.console.hints import hint
@@ -43,6 +43,7 @@ class RunRecords:
         self._parsed: tuple[tuple[int, int], RunConfig] | None = None
         self._shared = _Shared()
         self._observer = Observer()
+        self._damage = ""
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.name!r}, {self.state})"
@@ -129,7 +130,7 @@ class RunRecords:
     @property
     def has_begun(self) -> bool:
         """Whether a driver has led it yet; a fork waits for its start."""
-        return bool(self.query(BEGUN))
+        return bool(self.query(BEGUN)) or bool(self.journal_trouble)
 
     @property
     def outcome(self) -> str:
@@ -147,8 +148,7 @@ class RunRecords:
     @property
     def forked_from(self) -> dict[str, Any] | None:
         """The run and the step that it was forked from: run, step; None if it began at step 0."""
-        record: dict[str, Any] = json.loads(self.folder.run_json.read_text())
-        return record.get("forked_from")
+        return self._record().get("forked_from")
 
     @property
     def total_steps(self) -> int:
@@ -163,8 +163,17 @@ class RunRecords:
     @property
     def cluster_folder(self) -> Path:
         """The folder of the cluster that carries, or last carried, the run."""
-        record = json.loads(self.folder.run_json.read_text())
-        return Path(record.get("cluster") or self.path / "cluster")
+        return Path(self._record().get("cluster") or self.path / "cluster")
+
+    def _record(self) -> dict[str, Any]:
+        """What ``run.json`` holds. Raises CorruptError if it is damaged."""
+        try:
+            return dict(json.loads(self.folder.run_json.read_text()))
+        except (ValueError, TypeError) as error:
+            raise CorruptError(
+                f"{self.folder.run_json} is damaged",
+                remedy="put it back from a copy; the checkpoints beside it are whole",
+            ) from error
 
     def _has_driver(self) -> bool:
         holder = lease_of(self.folder.control).look().holder
@@ -174,22 +183,49 @@ class RunRecords:
     def fact(self, key: str) -> str:
         """A remembered value of the journal, empty if there is none."""
         rows = self.query("SELECT value FROM facts WHERE key = ?", (key,))
+        if not rows and self._damage:
+            from headway.trainer.client import kept_facts
+
+            return kept_facts(self.folder.database).get(key, "")
         return str(rows[0][0]) if rows else ""
 
     def query(self, sql: str, values: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
-        """Read the journal; an absent one is empty."""
+        """Read the journal; an absent one is empty, and so is a damaged one, see
+        ``journal_trouble``."""
+        self._damage = ""
         if not self.folder.database.exists():
             return []
         with self.reading():
-            database = self._shared.database
-            if database is None:
-                database = self._shared.database = open_to_read(self.folder.database)
             try:
+                database = self._shared.database
+                if database is None:
+                    database = self._shared.database = open_to_read(self.folder.database)
                 return database.execute(sql, values).fetchall()
-            except sqlite3.OperationalError as error:
-                if "no such table" in str(error):
-                    return []
-                raise
+            except sqlite3.DatabaseError as error:
+                if is_damage(error) or not self.folder.database.is_file():
+                    self._damage = str(error)
+                elif "no such table" not in str(error):
+                    raise
+                return []
+
+    @property
+    def journal_trouble(self) -> str:
+        """What is wrong with the journal and what to do, empty while it can be read."""
+        if not self.is_elsewhere:
+            self.query("SELECT COUNT(*) FROM sqlite_master")
+        if not self._damage:
+            return ""
+        return (
+            f"its journal {self.folder.database} is damaged ({self._damage}); the driver sets it "
+            "aside and begins a new one, of a run that has ended once `headway run` resumes it"
+        )
+
+    @property
+    def journal_id(self) -> int:
+        """Another number for another file: a new one may have taken the place of a damaged one."""
+        with contextlib.suppress(OSError):
+            return self.folder.database.stat().st_ino
+        return 0
 
     @contextlib.contextmanager
     def reading(self) -> Iterator[None]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sqlite3
 import time
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -34,6 +35,8 @@ class Entry:
     """Of its folder: checkpoints, logs, traces."""
     resume: str
     """The command that resumes it; empty for a run that is live or finished."""
+    trouble: str = ""
+    """What is wrong with its files, empty if nothing is."""
 
     def cells(self, now_unix_s: float) -> tuple[object, ...]:
         """As ``HEADER``."""
@@ -53,6 +56,15 @@ def entries(runs: Iterable[RunRecords]) -> list[Entry]:
 
 
 def _entry(run: RunRecords) -> Entry:
+    """A run whose files are bad does not keep the others from being listed."""
+    try:
+        return _sound_entry(run)
+    except (HeadwayError, OSError, sqlite3.Error) as error:
+        unix_s = run.folder.run_json.stat().st_mtime
+        return Entry(run.name, "unreadable", 0, None, None, unix_s, 0, "", str(error))
+
+
+def _sound_entry(run: RunRecords) -> Entry:
     state = run.state
     try:
         steps: int | None = run.total_steps
@@ -69,6 +81,7 @@ def _entry(run: RunRecords) -> Entry:
         resume=""
         if state in ("live", "finished") or run.is_elsewhere
         else resume_command(run.path, run.cluster_folder),
+        trouble=run.journal_trouble,
     )
 
 

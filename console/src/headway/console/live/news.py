@@ -31,6 +31,7 @@ _LINES = {
     "node_returned": "node {node} is back as a spare",
     "checkpoint_damaged": "checkpoint of rank {rank} is damaged and not used: {reason}",
     "snapshot_damaged": "snapshot of rank {rank} on node {node} is damaged and not used: {reason}",
+    "journal_damaged": "the journal was damaged, and a new one is begun: {reason}",
     "draining": "node {node} is draining: a checkpoint, then a spare takes over",
     "eviction_refused": "node {node} stays in the run: {reason}",
     "node_replaced": "node {spare} takes over ranks {ranks} of node {node}",
@@ -113,6 +114,7 @@ class News:
         self._run = run
         newest = run.query("SELECT MAX(id) FROM events")
         self._seen = since if since is not None else int((newest[0][0] if newest else 0) or 0)
+        self._journal = run.journal_id
         self._results = Results(run)
         self._held: list[_Cause] = []
         self._recovery: _Recovery | None = None
@@ -122,6 +124,8 @@ class News:
         """(Unix time, line) of what happened since the last call."""
         sql = "SELECT id, unix_s, monotonic_s, name, fields FROM events WHERE id > ? ORDER BY id"
         lines: list[tuple[float, str]] = []
+        if self._journal != self._run.journal_id:
+            self._journal, self._seen = self._run.journal_id, 0
         for number, at, now, name, text in self._run.query(sql, (self._seen,)):
             self._seen = int(number)
             event = _Event(str(name), json.loads(text), float(at), float(now))

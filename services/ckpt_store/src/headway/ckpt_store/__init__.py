@@ -16,6 +16,7 @@ if TYPE_CHECKING:
         CheckpointInfo,
         complete,
         has_mark,
+        look,
         mark_generation,
         newest,
     )
@@ -27,6 +28,7 @@ __all__ = [
     "StoreConfig",
     "complete",
     "has_mark",
+    "look",
     "mark_generation",
     "newest",
     "read_shard",
@@ -37,6 +39,6 @@ __getattr__, __dir__ = lazy(
     __name__,
     client="CheckpointClient",
     config="StoreConfig",
-    folder="CheckpointInfo complete has_mark mark_generation newest",
+    folder="CheckpointInfo complete has_mark look mark_generation newest",
     verify="read_shard read_shard_into",
 )

@@ -11,8 +11,10 @@ from headway.common.errors import InputError
 from headway.common.node.run_dir import RunDir
 from headway.launch.lease import is_led
 from headway.launch.leases import lease_of
+from headway.trainer.control.commands import read_commands
+from headway.trainer.control.essentials import damaged_of, kept_facts
 from headway.trainer.control.inputs import Replayed, replay
-from headway.trainer.control.journal import Journal, read_commands
+from headway.trainer.control.journal import Journal
 from headway.trainer.exchange.checkpoint import check_first_weights
 from headway.trainer.exchange.report import Moved
 from headway.trainer.inference.request import Request, Texts
@@ -24,9 +26,11 @@ __all__ = [
     "Request",
     "Texts",
     "check_first_weights",
+    "damaged_of",
     "export_model",
     "import_model",
     "inherit",
+    "kept_facts",
     "reopen",
     "replay",
     "resolve_auto",

@@ -21,12 +21,14 @@ def begin(
     epoch: int,
     journal: Journal,
     *,
+    marked: int = -1,
     is_joined: bool = False,
     former: int = -1,
     former_silent_s: float = 0.0,
 ) -> Start:
     """The start of the driver with number ``epoch``, on a cluster of ``nodes`` nodes, which join
-    it one by one if ``is_joined``; ``former`` as in ``Start``.
+    it one by one if ``is_joined``; ``former`` as in ``Start``. ``marked`` is the newest generation
+    that the checkpoints folder knows, which a journal that was damaged may not.
 
     Raises:
         SupersededError: a newer driver leads the run.
@@ -36,6 +38,7 @@ def begin(
     carriers = range(placement.num_nodes)
     planned = {rank: node for node in carriers for rank in placement.ranks_of(node)}
     generation, rank_nodes = journal.last_generation() or (-1, planned)
+    generation = max(generation, marked)
     if not is_of_plan(rank_nodes, planned) or max(rank_nodes.values()) >= nodes:
         rank_nodes = planned
     return Start(

@@ -65,7 +65,7 @@ from headway.trainer.control.decisions.events import (
     Tick,
 )
 from headway.trainer.control.decisions.state import RunState
-from headway.trainer.control.durable import Checkpoints
+from headway.trainer.control.durable import Checkpoints, newest_mark
 from headway.trainer.control.engine_looks import EngineLooks, answer_to
 from headway.trainer.control.gate import Gate, members_of
 from headway.trainer.control.inputs import InputRecorder, begin_text, encode
@@ -121,6 +121,7 @@ class Driver:
             cluster.nodes,
             epoch,
             journal,
+            marked=newest_mark(self.run_dir.checkpoints) if journal.damage else -1,
             is_joined=is_shared,
             **self._leadership.silence(self.config.recovery.driver_silent_s),
         )
@@ -131,6 +132,7 @@ class Driver:
         self.state = RunState(start, self.config.limits, time.monotonic())
         self._records = journal  # only makes records here: its thread alone writes
         self._journal = JournalWriter(journal, self._leadership.superseded)
+        self._journal.on_damage = lambda why: self.note("journal_damaged", {"reason": why})
         self._noted = Noted()
         self._recorder = InputRecorder(self.state, self._keep_input)
         self._keep_input(self.state.clock_s, encode(start), begin_text(self.config.limits))
@@ -327,9 +329,6 @@ class Driver:
         self._journal.submit(work, then)
 
     def _begin(self, action: BeginGeneration) -> None:
-        def begin(journal: Journal) -> None:
-            journal.begin_generation(action.generation, action.rank_nodes)
-
         def numbered(_result: object, error: str) -> None:
             if error:
                 self.handle(Failed(action, error))
@@ -342,7 +341,8 @@ class Driver:
         def then(_result: object, error: Exception | None) -> None:
             self.handle(Done(action) if error is None else Failed(action, str(error)))
 
-        self._journal.submit(begin, numbered)
+        numbers = action.generation, action.rank_nodes
+        self._journal.submit(lambda journal: journal.begin_generation(*numbers), numbered)
 
     def _ask_engine(self, action: RestartNode | ReleaseNode, work: Any) -> None:
         def then(_result: object, error: Exception | None) -> None:

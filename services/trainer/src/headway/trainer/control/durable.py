@@ -6,8 +6,9 @@ import functools
 from collections.abc import Callable
 from pathlib import Path
 
-from headway.ckpt_store import complete, has_mark, newest
+from headway.ckpt_store import complete, has_mark, look, newest
 from headway.common.errors import CorruptError
+from headway.common.log import get_logger
 from headway.trainer.control.background import Background
 from headway.trainer.control.decisions.events import (
     AwaitCheckpoint,
@@ -18,6 +19,8 @@ from headway.trainer.control.decisions.events import (
     Failed,
     FindDurable,
 )
+
+log = get_logger("driver")
 
 
 class Checkpoints:
@@ -98,6 +101,15 @@ def _of_step(checkpoints: Path, world_size: int, action: FindDurable) -> tuple[i
         if (info.step, info.world_size) == (action.only, world_size):
             return None if info.step in action.bad else (info.step, str(info.path))
     return None
+
+
+def newest_mark(checkpoints: Path) -> int:
+    """The newest generation that the folder knows, -1 for none, and where it cannot be read."""
+    try:
+        return max(look(checkpoints).marks, default=-1)
+    except (OSError, CorruptError) as error:
+        log.error("the checkpoints folder cannot be read", reason=str(error))
+        return -1
 
 
 def problem_of(checkpoints: Path, world_size: int, step: int) -> str:

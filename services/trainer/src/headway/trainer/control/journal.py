@@ -2,7 +2,8 @@
 
 One writer, the driver that holds the lease; readers (console, analysis) open it read-only at any
 time. Every write is one transaction, which a failure rolls back, and none succeeds once a newer
-driver has written: the epoch is compared inside the transaction.
+driver has written: the epoch is compared inside the transaction. A file that proves damaged is set
+aside, and a new one begun with what is essential.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import json
+import os
 import sqlite3
 import time
 from collections.abc import Iterable, Iterator
@@ -20,20 +22,28 @@ from typing import Any
 import msgspec
 from headway.common.log import get_logger
 from headway.common.node.failpoints import failpoint
-from headway.common.node.sqlite import open_to_read
+from headway.common.node.sqlite import is_damage
 from headway.common.polling import wait_until
 from headway.common.wire.messages.executor import Evaluation, Sample, StepMetrics
 from headway.common.wire.messages.worker import Steer
 from headway.launch.lease import SupersededError
+from headway.trainer.control.commands import STEER, commands_of, steer_of
 from headway.trainer.control.decisions.events import Memory
+from headway.trainer.control.essentials import (
+    FILE,
+    VERSION,
+    Essentials,
+    set_aside,
+    version_of,
+)
 from headway.trainer.control.locks import is_locked
 from headway.trainer.control.schema import upgrade
 
 BUSY_S = 1.0
 """How long a write waits for another process's lock before it fails; it is then tried again."""
+_MAGIC = b"SQLite format 3\0"
 LEAD_S = 15.0
 """How long a new driver tries to write the journal before it reads what others have written."""
-_STEER = "operation, name, value, count, tokens"
 _TAKE_BACK_SKIPPED = (  # ``skipped`` names the index's condition, ``+`` keeps the other index out
     "UPDATE metrics SET skipped = 2 WHERE skipped AND skipped = 1 AND step >= ? AND +generation < ?"
 )
@@ -42,10 +52,6 @@ _TAKE_BACK_LATE = (
     "UPDATE metrics SET skipped = 2 WHERE generation = ?1 AND step = ?2 AND EXISTS "
     "(SELECT 1 FROM metrics WHERE generation > ?1 AND step <= ?2)"
 )
-SPENT_ON_RESUME = ("stop", "pause", "checkpoint", "rollback")
-"""Commands that have had their effect when an ended run is resumed;
-a rate that was set still holds."""
-
 log = get_logger("journal")
 
 
@@ -88,8 +94,46 @@ class Journal:
 
     def __init__(self, path: Path, *, epoch: int = 0, is_shared: bool = False) -> None:
         self.epoch, self.path, self.is_shared = epoch, path, is_shared
+        self._copy = path.with_name(FILE)
+        self._is_changed = self._is_copy_old = False
+        self.damage = ""
+        """What was wrong with the file that was set aside, and its new name."""
+        try:
+            self._begin()
+            self._read_all()
+        except sqlite3.DatabaseError as error:
+            if not self._is_bad(error):
+                raise
+            self.begin_anew(error)
+
+    def _begin(self) -> None:
         self._open()
         upgrade(self._db)
+        kept = Essentials.load(self._copy)
+        if kept is not None and kept.version > version_of(self.fact(VERSION, "0")):
+            kept.restore(self._db)
+
+    def _read_all(self) -> None:
+        """Read what a driver begins with, so that damage shows now."""
+        self.commands(), self.last_generation(), self.clocks()
+        self.last_event(), self.event_names(), self.skipped()
+
+    def _is_bad(self, error: sqlite3.DatabaseError) -> bool:
+        is_file = self.path.is_file() or not self.path.exists()
+        return is_damage(error) or not is_file
+
+    def begin_anew(self, error: sqlite3.DatabaseError) -> None:
+        """Set the damaged file aside, and go on in a new one with what is essential.
+
+        Raises:
+            sqlite3.Error, OSError: neither can be done now.
+        """
+        with contextlib.suppress(sqlite3.Error, AttributeError):  # it may not have been opened
+            self._db.close()  # first: it removes files by their names
+        kept = set_aside(self.path)
+        self._begin()
+        self.damage = f"{error}; it is set aside as {kept.name}"
+        log.error("the journal was damaged, and a new one is begun", reason=self.damage)
 
     def _open(self) -> None:
         self.path.touch(mode=0o600)
@@ -106,7 +150,15 @@ class Journal:
 
     def close(self) -> None:
         """Close the file."""
+        self.keep_copy()
         self._db.close()
+
+    def keep_copy(self) -> None:
+        """Write the copy of what is essential, if it is older. A failure is made up for later."""
+        if self._is_copy_old:
+            with contextlib.suppress(sqlite3.Error, OSError):
+                Essentials.of(self._db).save(self._copy)
+                self._is_copy_old = False
 
     def _stay_in_place(self) -> None:
         """Put the file back if somebody removed it: this connection still has all of it.
@@ -114,8 +166,17 @@ class Journal:
         Else everything would be written to a file that nobody can read, and lost at its end.
         """
         try:
-            if self.path.stat().st_ino != self._file:
+            with self.path.open("rb") as file:
+                there, magic = os.fstat(file.fileno()), file.read(len(_MAGIC))
+            if there.st_ino != self._file:
                 raise sqlite3.OperationalError(f"{self.path} was replaced by another file")
+            if there.st_size and magic != _MAGIC:  # pages in memory hide it for a while
+                damage = sqlite3.DatabaseError("file is not a database")
+                damage.sqlite_errorcode = sqlite3.SQLITE_NOTADB
+                raise damage
+        except IsADirectoryError:
+            set_aside(self.path)
+            self._stay_in_place()
         except FileNotFoundError:
             if not self.path.parent.exists():
                 return  # with the folder went the run, or it was renamed with the file in it
@@ -135,10 +196,14 @@ class Journal:
         try:
             self._check_epoch()
             yield self._db
+            if self._is_changed:
+                self._put(VERSION, str(version_of(self.fact(VERSION, "0")) + 1))
             self._db.execute("COMMIT")
+            self._is_copy_old, self._is_changed = self._is_copy_old or self._is_changed, False
         except BaseException:
             with contextlib.suppress(sqlite3.Error):  # SQLite may have rolled back by itself
                 self._db.execute("ROLLBACK")
+            self._is_changed = False
             raise
 
     def _check_epoch(self) -> None:
@@ -178,6 +243,7 @@ class Journal:
                 self._put(key, value)
 
     def _put(self, key: str, value: str) -> None:
+        self._is_changed = True
         self._db.execute(
             "INSERT INTO facts VALUES (?, ?) "
             "ON CONFLICT (key) DO UPDATE SET value = excluded.value",
@@ -228,6 +294,7 @@ class Journal:
     def begin_generation(self, generation: int, rank_nodes: dict[int, int]) -> None:
         """Reserve a generation's number; it is durable before it is sent to any worker."""
         with self._transaction() as db:
+            self._is_changed = True
             db.execute(
                 "INSERT INTO generations VALUES (?, ?, ?)",
                 (generation, time.time(), json.dumps(rank_nodes)),
@@ -259,13 +326,14 @@ class Journal:
         """Append a command, which gets the next sequence; False with it when this id is already
         in the list (a retry)."""
         row = self._db.execute(
-            f"SELECT sequence, {_STEER} FROM commands WHERE id = ?", (command_id,)
+            f"SELECT sequence, {STEER} FROM commands WHERE id = ?", (command_id,)
         ).fetchone()
         if row:
-            return _steer(*row), False
+            return steer_of(*row), False
         with self._transaction() as db:
+            self._is_changed = True
             cursor = db.execute(
-                f"INSERT INTO commands (id, unix_s, {_STEER}) VALUES (?, ?, ?, ?, ?, ?, ?)",
+                f"INSERT INTO commands (id, unix_s, {STEER}) VALUES (?, ?, ?, ?, ?, ?, ?)",
                 (command_id, time.time(), steer.operation, steer.name, steer.value, steer.count,
                  json.dumps(steer.tokens)),
             )  # fmt: skip
@@ -274,7 +342,7 @@ class Journal:
 
     def commands(self) -> list[Steer]:
         """Every command of the run, in order; one that an earlier end has spent is ``retired``."""
-        return _commands(self._db, int(self.fact("spent_commands", "0")))
+        return commands_of(self._db, int(self.fact("spent_commands", "0")))
 
     def inherit(self, generation: int, commands: list[Steer]) -> None:
         """Begin a fork: what its state rests on of the run that it was taken from.
@@ -330,40 +398,3 @@ class Journal:
         """The skipped steps of the present course: not finite, or spikes."""
         rows = self._db.execute("SELECT step FROM metrics WHERE skipped AND skipped = 1")
         return {row[0] for row in rows}
-
-
-def _steer(
-    sequence: int, operation: str, name: str, value: float, count: int, tokens: str
-) -> Steer:
-    return Steer(
-        sequence=sequence,
-        operation=operation,
-        name=name,
-        value=value,
-        count=count,
-        tokens=tuple(json.loads(tokens)),
-    )
-
-
-def read_commands(path: Path) -> list[Steer]:
-    """As ``Journal.commands``, but nothing of the file is changed: its run may be live, and of an
-    older version."""
-    with contextlib.closing(open_to_read(path)) as database:
-        sql = "SELECT value FROM facts WHERE key = 'spent_commands'"
-        row = database.execute(sql).fetchone()
-        return _commands(database, int(row[0]) if row else 0)
-
-
-def _commands(database: sqlite3.Connection, spent: int) -> list[Steer]:
-    known = {row[1] for row in database.execute("PRAGMA table_info(commands)")}
-    columns = _STEER if "count" in known else "operation, name, value, 0, '[]'"
-    sql = f"SELECT sequence, {columns} FROM commands ORDER BY sequence"
-    rows = database.execute(sql).fetchall()  # at once: a reader keeps writers out until its end
-    return [
-        _steer(
-            sequence,
-            "retired" if sequence <= spent and operation in SPENT_ON_RESUME else operation,
-            *rest,
-        )
-        for sequence, operation, *rest in rows
-    ]

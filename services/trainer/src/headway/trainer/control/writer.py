@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import os
 import queue
+import sqlite3
 import threading
 from collections import deque
 from collections.abc import Callable
@@ -16,6 +17,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from headway.common.log import get_logger
+from headway.common.node.sqlite import is_damage
 from headway.launch.lease import SupersededError
 from headway.trainer.control.journal import Journal, Record
 from headway.trainer.control.locks import why_locked
@@ -44,6 +46,9 @@ class JournalWriter:
     ``on_superseded`` is called there too, once, when a newer driver has written.
     """
 
+    on_damage: Callable[[str], None] = staticmethod(lambda _: None)
+    """Called in the loop's thread when the file was damaged and is a new one."""
+
     def __init__(self, journal: Journal, on_superseded: Callable[[], None]) -> None:
         self._journal, self._on_superseded = journal, on_superseded
         self._records: deque[Record] = deque()
@@ -56,6 +61,8 @@ class JournalWriter:
         self.num_lost = 0
         self.trouble = ""
         """Why the journal cannot be written now; empty while it can."""
+        if damage := journal.damage:
+            self._hand_back(lambda: self.on_damage(damage))
         self._thread = threading.Thread(target=self._serve, name="journal", daemon=True)
         self._thread.start()
 
@@ -126,15 +133,28 @@ class JournalWriter:
 
     def _do(self, job: _Job) -> None:
         try:
-            result, error = job.work(self._journal), ""
+            result, error = self._with_journal(job.work), ""
         except Exception as caught:
             result, error = None, f"{type(caught).__name__}: {self._reason(caught)}"
             self._notice(caught)
         self._hand_back(lambda: job.then(result, error))
+        self._journal.keep_copy()
+
+    def _with_journal(self, work: Work) -> Any:
+        """Do it, and do it again in a new file where the present one proves damaged."""
+        try:
+            return work(self._journal)
+        except sqlite3.DatabaseError as error:
+            if not is_damage(error):
+                raise
+            self._journal.begin_anew(error)
+            damage = self._journal.damage
+            self._hand_back(lambda: self.on_damage(damage))
+            return work(self._journal)
 
     def _write(self, batch: list[Record]) -> None:
         try:
-            self._journal.append(batch)
+            self._with_journal(lambda journal: journal.append(batch))
         except Exception as error:  # whatever it is, this thread must live
             with self._changed:
                 self._records.extendleft(reversed(batch))
