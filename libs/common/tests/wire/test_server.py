@@ -17,7 +17,7 @@ import pytest
 import zmq
 from headway.common.errors import BusyError, InputError
 from headway.common.node.testing import wait_until
-from headway.common.wire import codec
+from headway.common.wire import codec, replies
 from headway.common.wire import server as server_module
 from headway.common.wire.client import Client
 from headway.common.wire.message import Message
@@ -192,8 +192,8 @@ def test_one_id_with_another_body_is_another_request() -> None:
 
 
 def test_the_reply_memory_is_bounded_in_number_and_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(server_module, "MAX_CACHED_REPLIES", 10)
-    monkeypatch.setattr(server_module, "MAX_CACHED_BYTES", 5000)
+    monkeypatch.setattr(replies, "MAX_CACHED_REPLIES", 10)
+    monkeypatch.setattr(replies, "MAX_CACHED_BYTES", 5000)
     server = Server("tcp://127.0.0.1:0", {Big: lambda message, _: message})
     with serving(server), Client(server.endpoint) as client:
         for _ in range(30):

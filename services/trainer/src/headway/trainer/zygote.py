@@ -7,6 +7,7 @@ CUDA a fork would share a driver context, so there the worker is spawned.
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import os
 import signal
@@ -54,12 +55,11 @@ def serve(run_dir: Path, node: int) -> int:
     gc.collect()
     gc.freeze()  # keeps pages shared, and keeps collections during a recovery off torch's objects
     beat = ZygoteBeat(paths.shm_dir)
-    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as requests:
-        requests.bind(str(path))
-        requests.settimeout(SERVICE_BEAT_S)
+    with contextlib.closing(_Requests(path)) as requests:
         log.info("zygote is up", node=node, threads=len(os.listdir("/proc/self/task")))
         while True:
             beat.turn()
+            requests.keep_reachable()
             try:
                 name = requests.recv(256).decode("ascii", "replace")
             except TimeoutError:
@@ -79,6 +79,40 @@ def serve(run_dir: Path, node: int) -> int:
                 _become_worker(run_dir, name)
                 os._exit(main(run_dir, node, name))
             beat.forked(name, pid)
+
+
+class _Requests:
+    """The socket that takes names of workers; made again where somebody removed its file."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._socket = self._bind()
+
+    def _bind(self) -> socket.socket:
+        made = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+        try:
+            made.bind(str(self._path))
+        except OSError:
+            made.close()
+            raise
+        made.settimeout(SERVICE_BEAT_S)
+        return made
+
+    def keep_reachable(self) -> None:
+        """The folder is made again by the executor; until then every turn tries."""
+        if not self._path.exists():
+            with contextlib.suppress(OSError):
+                made = self._bind()
+                self._socket.close()
+                self._socket = made
+                log.warning("the socket was removed, and is there again", path=str(self._path))
+
+    def recv(self, size: int) -> bytes:
+        """As ``socket.recv``; TimeoutError after one pause between two beats."""
+        return self._socket.recv(size)
+
+    def close(self) -> None:
+        self._socket.close()
 
 
 def _spawn(run_dir: Path, node: int, name: str) -> int:

@@ -178,6 +178,24 @@ class RunLock:
                 return cls(fd, path)
             os.close(fd)
 
+    def renew(self) -> None:
+        """Hold the file under the name again if somebody removed it: without it, a janitor would
+        take the run for dead.
+
+        Raises:
+            OSError: it cannot be made now.
+        """
+        if self._fd < 0 or self._is_current(self._fd, self.path):
+            return
+        fd = self._open(self.path, self.path.parent.parent)
+        try:
+            fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:  # a janitor has it for a moment
+            os.close(fd)
+            return
+        os.close(self._fd)
+        self._fd = fd
+
     @classmethod
     def try_exclusive(cls, run_id: str, root: Path) -> RunLock | None:
         """The lock for the janitor; None while any process holds the run."""

@@ -13,6 +13,7 @@ from pathlib import Path
 import zmq
 from headway.common.errors import InputError
 from headway.common.node.process import ProcessId
+from headway.common.node.run_dir import private_folder, sock_root
 from headway.common.wire.addresses import each_port
 from headway.common.wire.codec import MAX_SOCKET_BYTES
 from headway.common.wire.keys import KeyPair, ipc_path, is_public_key
@@ -104,6 +105,23 @@ def bind(opened: zmq.Socket[bytes], endpoint: str) -> tuple[str, int]:
     finally:
         opened.disable_monitor()
         events.close(linger=0)
+
+
+def bind_again(opened: zmq.Socket[bytes], endpoint: str) -> bool:
+    """Bind an ``ipc`` endpoint whose file was removed once more; True if it was. Connections that
+    exist go on: nothing is unbound.
+
+    Raises:
+        InputError: the folder or the file cannot be made.
+    """
+    path = ipc_path(endpoint)
+    if path is None or path.exists():
+        return False
+    if not path.parent.exists():
+        root = sock_root()
+        private_folder(path.parent, up_to=root if root in path.parents else path.parent)
+    _bind(opened, endpoint)
+    return True
 
 
 def _bind(opened: zmq.Socket[bytes], endpoint: str) -> str:

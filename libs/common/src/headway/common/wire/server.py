@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import time
-from collections import Counter, OrderedDict
+from collections import Counter
 from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
@@ -14,23 +14,27 @@ import zmq
 from headway.common.errors import HeadwayError, InputError, VersionError, WireError
 from headway.common.log import complain
 from headway.common.wire import codec
-from headway.common.wire.endpoint import HIGH_WATER_MARK, bind, set_options, set_server_keys
+from headway.common.wire.endpoint import (
+    HIGH_WATER_MARK,
+    bind,
+    bind_again,
+    set_options,
+    set_server_keys,
+)
 from headway.common.wire.keys import KeyPair, check_endpoint, ipc_path, is_public_key
 from headway.common.wire.loop import Throttle
 from headway.common.wire.message import Message, by_tag, tag_of
 from headway.common.wire.messages.service import Done, Failure
+from headway.common.wire.replies import Key, ReplyCache
 from zmq.auth.thread import ThreadAuthenticator
 
 Handler = Callable[
     [Any, bytes], "Message | Later | None"
 ]  # the message, of the type it is registered for, and the peer identity
-_Key = tuple[bytes, int, int]  # of a request: peer, id, hash of the body
 Admits = Callable[[bytes], bool]  # whether the client with this public key may connect
 
 BACKLOG = 100
 MAX_FRAMES_A_TURN = 64  # then the loop serves its timers and other sockets
-MAX_CACHED_REPLIES = 1024
-MAX_CACHED_BYTES = 8 << 20
 
 _log = structlog.get_logger(__name__)
 
@@ -85,8 +89,8 @@ class Server:
         self._types: dict[str, type[Message]] = {}
         self._handlers: dict[str, Handler] = {}
         self.add_handlers(handlers)
-        self._replies = _ReplyCache()
-        self._deferred: set[_Key] = set()
+        self._replies = ReplyCache()
+        self._deferred: set[Key] = set()
         self._throttle = Throttle()
         self._slowest = ("", 0.0)
         self._context = zmq.Context()
@@ -144,6 +148,28 @@ class Server:
             WireError: ``message`` is too large or cannot be encoded.
         """
         return self._send(peer, codec.encode_frame("note", 0, codec.encode(message)))
+
+    def keep_reachable(self) -> None:
+        """Bind again if the ``ipc`` file was removed, as by a cleaner of /tmp; never raises."""
+        if self.socket.closed:
+            return
+        try:
+            if bind_again(self.socket, self.endpoint):
+                complain(
+                    _log.warning,
+                    "the socket was removed, and is there again",
+                    endpoint=self.endpoint,
+                )
+        except (InputError, OSError) as error:
+            suppressed = self._throttle.admit("unreachable")
+            if suppressed is not None:
+                complain(
+                    _log.error,
+                    "the socket was removed and cannot be made again",
+                    endpoint=self.endpoint,
+                    reason=str(error),
+                    suppressed=suppressed,
+                )
 
     def take_slowest(self) -> tuple[str, float]:
         """(tag, seconds) of the longest handler since the last call of this."""
@@ -241,7 +267,7 @@ class Server:
                 self._replies.put(key, reply)
         self._send(peer, reply)
 
-    def _answer_later(self, key: _Key, outcome: Message | HeadwayError) -> None:
+    def _answer_later(self, key: Key, outcome: Message | HeadwayError) -> None:
         peer, request_id, _ = key
         if isinstance(outcome, HeadwayError):
             self.counts["failures"] += 1
@@ -319,27 +345,6 @@ class Server:
             complain(
                 _log.warning, "refused input", kind=kind, reason=reason[:300], suppressed=suppressed
             )
-
-
-class _ReplyCache:
-    """The newest replies by (peer, request id, hash of the body), bounded in number and bytes."""
-
-    def __init__(self) -> None:
-        self._replies: OrderedDict[_Key, bytes] = OrderedDict()
-        self._num_bytes = 0
-
-    def get(self, key: _Key) -> bytes | None:
-        return self._replies.get(key)
-
-    def put(self, key: _Key, reply: bytes) -> None:
-        self._replies[key] = reply
-        self._num_bytes += len(reply)
-        while len(self._replies) > MAX_CACHED_REPLIES or self._num_bytes > MAX_CACHED_BYTES:
-            _, oldest = self._replies.popitem(last=False)
-            self._num_bytes -= len(oldest)
-
-    def __len__(self) -> int:
-        return len(self._replies)
 
 
 class _Allowed:

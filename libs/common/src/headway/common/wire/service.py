@@ -40,6 +40,8 @@ DRAIN_PERIOD_S = 0.05
 DRAIN_LIMIT_S = 30.0
 EXIT_LINGER_S = 0.25  # time for the last replies; a peer that does not read cannot delay the exit
 METRICS_RETRY_S = 5.0
+SOCKET_LOOK_S = 1.0
+"""How often a service looks whether the file of its socket is still there."""
 
 _log = structlog.get_logger(__name__)
 
@@ -128,6 +130,7 @@ class Service:
                 counts_collector("headway_wire_messages", server.counts, "outcome")
             )
             self._loop.watch(server.socket, server.handle_ready)
+            self._loop.every(SOCKET_LOOK_S, server.keep_reachable)
         self._beat = beat
         self._alive_seq = self._progress = 0
         if beat is not None:

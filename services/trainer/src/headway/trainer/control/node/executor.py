@@ -45,7 +45,7 @@ from headway.common.wire.messages.executor import (
 from headway.common.wire.messages.service import ServiceBeat
 from headway.common.wire.messages.worker import Abort, Acknowledged, Quit, StoreAddress
 from headway.common.wire.server import Server
-from headway.common.wire.service import Service
+from headway.common.wire.service import SOCKET_LOOK_S, Service
 from headway.launch.cluster import ClusterFolder
 from headway.launch.init.beats import BeatSender
 from headway.trainer.config import RunConfig
@@ -105,6 +105,7 @@ class Executor:
         self._service.every(NODE_BEAT_S, self._init.beat)
         self._service.every(FOLDER_LOOK_S, self._watch_folder)
         self._service.on_drain(self._save_first)
+        self._service.every(SOCKET_LOOK_S, self._keep_files)
         self._service.metrics.register(node_metrics(lambda: self._run))
 
     def run(self) -> int:
@@ -174,6 +175,13 @@ class Executor:
         self._looked_at = 0.0
         if (ports := run.config.launch.metrics_ports) is not None:
             self._service.serve_metrics(ports.of("executor", self.node))
+
+    def _keep_files(self) -> None:
+        """What others need in the socket folder is put back when somebody has emptied it."""
+        self._lock.renew()
+        if self._local is not None and self._run is not None and self._ending is None:
+            self._local.keep_reachable()
+            self._run.keep_files()
 
     def _console_stops(self, message: StopRun, peer: bytes) -> None:
         del peer

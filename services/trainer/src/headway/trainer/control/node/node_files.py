@@ -28,7 +28,8 @@ log = get_logger("node")
 
 
 class MemoryFiles:
-    """``children.json``, ``workers.json`` and ``executor.json`` in the node's socket folder."""
+    """``children.json``, ``workers.json`` and ``executor.json`` in the node's socket folder, and
+    ``monitor.json`` for the agent."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -74,8 +75,18 @@ class MemoryFiles:
         }
         for name, data in files.items():
             if self._written.get(name) != data:
+                self.write(name, data)
+
+    def write(self, name: str, data: Any) -> None:
+        """Raises OSError: as ``save``."""
+        replace_json(self._folder / name, data, mode=0o600)
+        self._written[name] = data
+
+    def keep(self) -> None:
+        """Write the files again that were removed. Raises OSError."""
+        for name, data in self._written.items():
+            if not (self._folder / name).exists():
                 replace_json(self._folder / name, data, mode=0o600)
-                self._written[name] = data
 
     def _read(self, name: str) -> dict[str, Any]:
         try:

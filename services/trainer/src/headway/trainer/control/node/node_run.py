@@ -20,7 +20,6 @@ from headway.common.config import load
 from headway.common.errors import HeadwayError
 from headway.common.log import get_logger
 from headway.common.node.failpoints import configure
-from headway.common.node.files import replace_json
 from headway.common.node.process import DEAD, GONE, ProcessId, reap_children
 from headway.common.node.run_dir import NodePaths, RunDir, RunLock
 from headway.common.node.seals import read_seals
@@ -276,8 +275,12 @@ class NodeRun:
                 node_files.forget_arenas(self.paths.segments("arena"))
             case PassOnMonitor():
                 facts = {"endpoint": action.endpoint, "server_key": action.server_key}
-                replace_json(self.paths.sock_dir / "monitor.json", facts, mode=0o600)
+                self._files.write("monitor.json", facts)
         return Done(action)
+
+    def keep_files(self) -> None:
+        """Write again what somebody has removed from the socket folder."""
+        self._files.keep()
 
     def _ask_zygote(self, worker: str) -> None:
         with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sock:
