@@ -15,7 +15,7 @@ from headway.common.printable import printable
 INTERRUPTED = 130
 _OF_THE_MACHINE = frozenset(
     (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.ESTALE,
-     errno.ENOTCONN, errno.EHOSTDOWN, errno.ETIMEDOUT)
+     errno.ENOTCONN, errno.EHOSTDOWN, errno.ETIMEDOUT, errno.EISDIR, errno.ENOTDIR)
 )  # fmt: skip
 """Errors of a file or mount that a user can fix; any other is a defect and shows a traceback."""
 

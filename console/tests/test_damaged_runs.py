@@ -1,0 +1,126 @@
+"""A run whose files are bad is named, in a sentence, and does not hide the others of its folder."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from headway.console.cluster import Cluster
+from headway.console.testing import FakeRun
+
+Shell = Callable[..., tuple[int, str, str]]
+COMMANDS = (
+    ("status", "fake"),
+    ("status", "fake", "--json"),
+    ("watch", "fake", "--every", "0.1"),
+    ("logs", "fake"),
+    ("trace", "fake", "-o", "trace.json"),
+    ("replay", "fake"),
+    ("set", "lr", "1e-3", "fake"),
+    ("stop", "fake", "--yes"),
+    ("stop", "fake", "--now", "--yes"),
+    ("fork", "fake", "--name", "other"),
+)
+
+
+def _garbage(path: Path) -> None:
+    path.write_bytes(b"\xa5" * 8192)
+
+
+def _zeros(path: Path) -> None:
+    path.write_bytes(bytes(8192))
+
+
+def _cut(path: Path) -> None:
+    os.truncate(path, 5000)
+
+
+def _folder(path: Path) -> None:
+    path.unlink(missing_ok=True)
+    path.mkdir()
+
+
+@pytest.fixture
+def ended(fake: FakeRun, own_roots: Path, monkeypatch: pytest.MonkeyPatch) -> FakeRun:
+    """``fake`` as after a power cut, beside a sound run."""
+    monkeypatch.chdir(own_roots)
+    fake.advance(3)
+    fake.close()
+    other = FakeRun(fake.folder.path.parent, name="sound")
+    other.advance(2)
+    other.close()
+    return fake
+
+
+@pytest.mark.parametrize("damage", [_garbage, _zeros, _cut, _folder])
+def test_no_command_ends_in_a_traceback_over_a_damaged_journal(
+    ended: FakeRun, shell: Shell, damage: Callable[[Path], None]
+) -> None:
+    damage(ended.folder.database)
+    code, out, _ = shell("runs")
+    (line,) = [line for line in out.splitlines() if line.startswith("run fake: its journal ")]
+    assert code == 0 and "is damaged (" in line and "`headway run` resumes it" in line
+    rows = {row["name"]: row for row in json.loads(shell("runs", "--json")[1])}
+    assert rows["sound"]["step"] == 2 and not rows["sound"]["trouble"]
+    assert rows["fake"]["state"] == "interrupted" and rows["fake"]["trouble"]
+    assert "is damaged" in shell("status", "fake")[1]
+    for command in COMMANDS:
+        code, out, err = shell(*command)  # a defect would raise here
+        assert code in (0, 1, 2) and (out or err or command[0] == "logs"), command
+
+
+def test_the_outcome_of_a_run_is_known_though_its_journal_is_damaged(
+    ended: FakeRun, shell: Shell
+) -> None:
+    _garbage(ended.folder.database)
+    (ended.folder.database.parent / "essentials.json").write_text(
+        '{"facts": {"outcome": "failed"}}'
+    )
+    rows = {row["name"]: row["state"] for row in json.loads(shell("runs", "--json")[1])}
+    assert rows == {"fake": "failed", "sound": "interrupted"}
+
+
+@pytest.mark.parametrize("content", [b"", b"\xa5" * 100, b"[]", b"{}", b'{"run_id": 5}'])
+def test_a_damaged_run_json_is_named_and_the_other_runs_are_usable(
+    ended: FakeRun, shell: Shell, content: bytes
+) -> None:
+    ended.folder.run_json.write_bytes(content)
+    code, out, _ = shell("runs")
+    assert code == 0 and "sound" in out and "fake" in out
+    for command in COMMANDS:
+        code, out, err = shell(*command)
+        assert code in (0, 1, 2) and (out or err or command[0] == "logs"), command
+    assert Cluster(ended.folder.path.parent).run("sound").completed_steps == 2
+
+
+@pytest.mark.parametrize("damage", [_garbage, _zeros, _folder])
+def test_a_damaged_record_of_the_lease_is_no_traceback(
+    ended: FakeRun, shell: Shell, damage: Callable[[Path], None]
+) -> None:
+    record = ended.folder.control / "driver.json"
+    damage(record)
+    for command in (("runs",), *COMMANDS):
+        code, out, err = shell(*command)
+        assert code in (0, 1, 2) and (out or err or command[0] == "logs"), command
+    if record.is_dir():
+        record.rmdir()
+
+
+def test_a_reader_goes_on_in_the_journal_that_replaces_a_damaged_one(
+    fake: FakeRun, own_roots: Path
+) -> None:
+    from headway.console.analysis.newest import StepReader
+
+    fake.advance(5)
+    reader = StepReader(fake.run)
+    assert [step.step for step in reader.read()] == [0, 1, 2, 3, 4]
+    for part in fake.folder.path.glob("run.sqlite*"):
+        part.rename(part.with_name(f"old-{part.name}"))
+    again = FakeRun(own_roots / "other", name="again")
+    again.advance(2)
+    again.close()
+    (again.folder.database).rename(fake.folder.database)
+    assert [step.step for step in reader.read()] == [0, 1]
