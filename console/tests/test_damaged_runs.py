@@ -9,7 +9,10 @@ from pathlib import Path
 
 import pytest
 from headway.console.cluster import Cluster
+from headway.console.lifecycle.launch import keep_epoch
 from headway.console.testing import FakeRun
+from headway.launch.lease import FileLease, LeaseView
+from headway.trainer.control.journal import Journal
 
 Shell = Callable[..., tuple[int, str, str]]
 COMMANDS = (
@@ -107,6 +110,20 @@ def test_a_damaged_record_of_the_lease_is_no_traceback(
         assert code in (0, 1, 2) and (out or err or command[0] == "logs"), command
     if record.is_dir():
         record.rmdir()
+
+
+def test_a_resumed_run_goes_on_above_the_epoch_of_its_journal_when_its_lease_is_lost(
+    ended: FakeRun,
+) -> None:
+    journal = Journal(ended.folder.database, epoch=7)
+    journal.lead()
+    journal.close()
+    for path in ended.folder.control.glob("driver.*"):
+        path.unlink()
+    for _ in range(2):
+        keep_epoch(ended.run)
+        assert FileLease(ended.folder.control).look() == LeaseView(7, None)
+    assert FileLease(ended.folder.control).claim(7) == 8
 
 
 def test_a_reader_goes_on_in_the_journal_that_replaces_a_damaged_one(

@@ -53,6 +53,7 @@ from headway.console.run import Run
 from headway.launch.cluster import ClusterFolder
 from headway.launch.engine import Engine
 from headway.launch.engines import MachinesConfig
+from headway.launch.leases import lease_of
 from headway.launch.local import LocalEngine
 from headway.launch.nodes import START_LIMIT_S, attach, detach, last_line
 from headway.trainer.client import check_first_weights, reopen, resolve_auto
@@ -119,6 +120,7 @@ def launch(
             check_network(config.launch.network)
         if run.outcome:
             reopen(run.folder)
+        keep_epoch(run)
         for line in keep_config(run, config):
             report(line)
         config_origins.keep(run, origins, asked, config)
@@ -158,6 +160,14 @@ def _choose(runs_dir: Path, base: str, name: str | None) -> Path:
         return mine[-1].path
     numbers = [int(run.name.rpartition("-")[2]) for run in mine if run.name != base]
     return runs_dir / (base if not mine else f"{base}-{max(numbers, default=1) + 1}")
+
+
+def keep_epoch(run: Run) -> None:
+    """Claim the journal's newest epoch where the files of the lease were lost: a driver with a
+    lower one could not write."""
+    epoch, lease = run.fact("epoch"), lease_of(run.folder.control)
+    if epoch.isdecimal() and lease.look().claimed < int(epoch):
+        lease.claim(int(epoch) - 1)
 
 
 def has_same_nodes(run: Run, config: RunConfig) -> bool:
