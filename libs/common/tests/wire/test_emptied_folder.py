@@ -57,7 +57,8 @@ def test_a_socket_of_a_successor_is_left_alone(paths: NodePaths) -> None:
         path.unlink()
         path.touch()
         number = path.stat().st_ino
-        server.keep_reachable()
+        for _ in range(2):
+            server.keep_reachable()
         assert path.stat().st_ino == number
 
 
@@ -65,7 +66,8 @@ def test_a_folder_that_cannot_be_made_is_tried_again(paths: NodePaths) -> None:
     with Server(paths.endpoint("agent"), {}) as server:
         shutil.rmtree(paths.sock_dir)
         paths.sock_dir.write_text("in the way")
-        server.keep_reachable()
+        for _ in range(2):
+            server.keep_reachable()
         paths.sock_dir.unlink()
         server.keep_reachable()
         assert paths.socket("agent").exists()

@@ -172,7 +172,7 @@ class RunRecords:
         except (ValueError, TypeError) as error:
             raise CorruptError(
                 f"{self.folder.run_json} is damaged",
-                remedy="put it back from a copy; the checkpoints beside it are whole",
+                remedy="put it back from a copy; the checkpoints are whole",
             ) from error
 
     def _has_driver(self) -> bool:

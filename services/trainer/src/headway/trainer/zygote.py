@@ -86,6 +86,7 @@ class _Requests:
 
     def __init__(self, path: Path) -> None:
         self._path = path
+        self._is_removed = False
         self._socket = self._bind()
 
     def _bind(self) -> socket.socket:
@@ -100,7 +101,8 @@ class _Requests:
 
     def keep_reachable(self) -> None:
         """The folder is made again by the executor; until then every turn tries."""
-        if not self._path.exists():
+        was_removed, self._is_removed = self._is_removed, not self._path.exists()
+        if was_removed and self._is_removed:  # the second look: the cleaner is done
             with contextlib.suppress(OSError):
                 made = self._bind()
                 self._socket.close()

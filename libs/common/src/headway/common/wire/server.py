@@ -93,6 +93,7 @@ class Server:
         self._deferred: set[Key] = set()
         self._throttle = Throttle()
         self._slowest = ("", 0.0)
+        self._is_removed = False
         self._context = zmq.Context()
         self._gate: ThreadAuthenticator | None = None
         self._allowed: Admits | None = None
@@ -150,8 +151,11 @@ class Server:
         return self._send(peer, codec.encode_frame("note", 0, codec.encode(message)))
 
     def keep_reachable(self) -> None:
-        """Bind again if the ``ipc`` file was removed, as by a cleaner of /tmp; never raises."""
-        if self.socket.closed:
+        """Bind again if the ``ipc`` file was removed, as by a cleaner of /tmp; never raises. To be
+        called about once a second: it acts the second time, when the cleaner is done."""
+        path = ipc_path(self.endpoint)
+        was_removed, self._is_removed = self._is_removed, path is not None and not path.exists()
+        if self.socket.closed or not (was_removed and self._is_removed):
             return
         try:
             if bind_again(self.socket, self.endpoint):

@@ -98,6 +98,7 @@ class Executor:
         self._ending: threading.Thread | None = None
         self._last_save: LastSave | None = None
         self._looked_at = 0.0
+        self._is_emptied = False
         self._sent_version = -1
         self._throttle = Throttle()
         self._service.every(WATCH_S, self._watch)
@@ -178,10 +179,13 @@ class Executor:
 
     def _keep_files(self) -> None:
         """What others need in the socket folder is put back when somebody has emptied it."""
-        self._lock.renew()
+        was_emptied, self._is_emptied = self._is_emptied, not self._lock.path.exists()
+        if was_emptied:  # the second look: the cleaner is done
+            self._lock.renew()
         if self._local is not None and self._run is not None and self._ending is None:
             self._local.keep_reachable()
-            self._run.keep_files()
+            if was_emptied:
+                self._run.keep_files()
 
     def _console_stops(self, message: StopRun, peer: bytes) -> None:
         del peer
