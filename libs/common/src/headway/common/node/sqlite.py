@@ -62,7 +62,10 @@ def is_damage(error: BaseException) -> bool:
 
 def _is_shared(file: Path) -> bool:
     """Whether the file is in the mode in which readers keep writers out (SQLite file format, 1.3:
-    the version in byte 18)."""
+    the version in byte 18). A file whose WAL is there is not opened: closing it would drop the
+    locks that this process may have of it (POSIX)."""
+    if file.with_name(f"{file.name}-wal").exists():
+        return False
     try:
         with file.open("rb") as opened:
             header = opened.read(_HEADER_BYTES)

@@ -96,6 +96,7 @@ class Journal:
         self.epoch, self.path, self.is_shared = epoch, path, is_shared
         self._copy = path.with_name(FILE)
         self._is_changed = self._is_copy_old = False
+        self._probe = -1
         self.damage = ""
         """What was wrong with the file that was set aside, and its new name."""
         try:
@@ -129,7 +130,7 @@ class Journal:
             sqlite3.Error, OSError: neither can be done now.
         """
         with contextlib.suppress(sqlite3.Error, AttributeError):  # it may not have been opened
-            self._db.close()  # first: it removes files by their names
+            self._close()  # first: it removes files by their names
         kept = set_aside(self.path)
         self._begin()
         self.damage = f"{error}; it is set aside as {kept.name}"
@@ -137,6 +138,8 @@ class Journal:
 
     def _open(self) -> None:
         self.path.touch(mode=0o600)
+        if self._probe < 0:  # closing it takes SQLite's locks (POSIX), so only after its own end
+            self._probe = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC)
         self._db = sqlite3.connect(
             self.path, isolation_level=None, timeout=BUSY_S, check_same_thread=False
         )
@@ -151,7 +154,12 @@ class Journal:
     def close(self) -> None:
         """Close the file."""
         self.keep_copy()
+        self._close()
+
+    def _close(self) -> None:
         self._db.close()
+        os.close(self._probe)
+        self._probe = -1
 
     def keep_copy(self) -> None:
         """Write the copy of what is essential, if it is older. A failure is made up for later."""
@@ -166,8 +174,9 @@ class Journal:
         Else everything would be written to a file that nobody can read, and lost at its end.
         """
         try:
-            with self.path.open("rb") as file:
-                there, magic = os.fstat(file.fileno()), file.read(len(_MAGIC))
+            there, magic = self.path.stat(), os.pread(self._probe, len(_MAGIC), 0)
+            if not self.path.is_file():
+                raise IsADirectoryError
             if there.st_ino != self._file:
                 raise sqlite3.OperationalError(f"{self.path} was replaced by another file")
             if there.st_size and magic != _MAGIC:  # pages in memory hide it for a while
@@ -185,7 +194,7 @@ class Journal:
             copy.touch(mode=0o600)
             self._db.execute("VACUUM INTO ?", (str(copy),))
             copy.replace(self.path)
-            self._db.close()
+            self._close()
             self._open()
             log.warning("the journal was removed, and is put back", journal=str(self.path))
 
