@@ -11,7 +11,8 @@ import pytest
 from headway.common.wire.messages.driver import NodeBeat
 from headway.trainer.control import clocks
 from headway.trainer.control.clocks import RunClock
-from headway.trainer.control.journal import ClockReading, Journal
+from headway.trainer.control.journal import Journal
+from headway.trainer.control.rows import ClockReading
 
 MS, HOUR_S = 10**6, 3600.0
 

@@ -10,7 +10,8 @@ from __future__ import annotations
 import time
 
 from headway.common.wire.messages.driver import NodeBeat
-from headway.trainer.control.journal import ClockReading, Journal
+from headway.trainer.control.journal import Journal
+from headway.trainer.control.rows import ClockReading
 
 MOVED_S = 60.0
 """Shortest time between two records of a clock that drifts."""

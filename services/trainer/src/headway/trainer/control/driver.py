@@ -69,12 +69,13 @@ from headway.trainer.control.durable import Checkpoints, newest_mark
 from headway.trainer.control.engine_looks import EngineLooks, answer_to
 from headway.trainer.control.gate import Gate, members_of
 from headway.trainer.control.inputs import InputRecorder, begin_text, encode
-from headway.trainer.control.journal import ClockReading, Journal
+from headway.trainer.control.journal import Journal
 from headway.trainer.control.leadership import Leadership
 from headway.trainer.control.lines import Lines
 from headway.trainer.control.noted import Noted
 from headway.trainer.control.reports import Reports
 from headway.trainer.control.requests import Requests
+from headway.trainer.control.rows import ClockReading
 from headway.trainer.control.run_metrics import RunMetrics
 from headway.trainer.control.told_verdicts import journal_fields, judged
 from headway.trainer.control.writer import JournalWriter

@@ -15,7 +15,6 @@ import os
 import sqlite3
 import time
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +36,7 @@ from headway.trainer.control.essentials import (
     version_of,
 )
 from headway.trainer.control.locks import is_locked
+from headway.trainer.control.rows import CLOCK_FIELDS, ClockReading, Record
 from headway.trainer.control.schema import upgrade
 
 BUSY_S = 1.0
@@ -53,30 +53,6 @@ _TAKE_BACK_LATE = (
     "(SELECT 1 FROM metrics WHERE generation > ?1 AND step <= ?2)"
 )
 log = get_logger("journal")
-
-
-@dataclass(frozen=True)
-class Record:
-    """An event of the run, or an input of a decision, on its way to the file."""
-
-    table: str
-    values: tuple[Any, ...]
-
-
-@dataclass(frozen=True)
-class ClockReading:
-    """What one boot of a node's machine adds to its monotonic clock for the run's clock."""
-
-    node: int
-    boot_id: str
-    offset_ns: int
-    uncertainty_ns: int
-    monotonic_s: float
-    """When it was found, by the run's clock."""
-    unix_s: float
-
-
-CLOCK_FIELDS = tuple(field.name for field in dataclasses.fields(ClockReading))
 
 
 class Journal:
@@ -96,7 +72,6 @@ class Journal:
         self.epoch, self.path, self.is_shared = epoch, path, is_shared
         self._copy = path.with_name(FILE)
         self._is_changed = self._is_copy_old = False
-        self._probe = -1
         self.damage = ""
         """What was wrong with the file that was set aside, and its new name."""
         try:
@@ -116,6 +91,7 @@ class Journal:
 
     def _read_all(self) -> None:
         """Read what a driver begins with, so that damage shows now."""
+        self._stay_in_place()
         self.commands(), self.last_generation(), self.clocks()
         self.last_event(), self.event_names(), self.skipped()
 
@@ -129,7 +105,7 @@ class Journal:
         Raises:
             sqlite3.Error, OSError: neither can be done now.
         """
-        with contextlib.suppress(sqlite3.Error, AttributeError):  # it may not have been opened
+        with contextlib.suppress(sqlite3.Error, AttributeError, OSError):  # it may not be open
             self._close()  # first: it removes files by their names
         kept = set_aside(self.path)
         self._begin()
@@ -138,8 +114,8 @@ class Journal:
 
     def _open(self) -> None:
         self.path.touch(mode=0o600)
-        if self._probe < 0:  # closing it takes SQLite's locks (POSIX), so only after its own end
-            self._probe = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC)
+        # closing it takes SQLite's locks (POSIX), so only after SQLite's own descriptor
+        self._probe = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC)
         self._db = sqlite3.connect(
             self.path, isolation_level=None, timeout=BUSY_S, check_same_thread=False
         )
@@ -157,9 +133,10 @@ class Journal:
         self._close()
 
     def _close(self) -> None:
-        self._db.close()
-        os.close(self._probe)
-        self._probe = -1
+        try:
+            self._db.close()
+        finally:
+            os.close(self._probe)
 
     def keep_copy(self) -> None:
         """Write the copy of what is essential, if it is older. A failure is made up for later."""

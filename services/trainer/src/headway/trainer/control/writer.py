@@ -19,8 +19,9 @@ from typing import Any
 from headway.common.log import get_logger
 from headway.common.node.sqlite import is_damage
 from headway.launch.lease import SupersededError
-from headway.trainer.control.journal import Journal, Record
+from headway.trainer.control.journal import Journal
 from headway.trainer.control.locks import why_locked
+from headway.trainer.control.rows import Record
 
 MAX_WAITING = 50_000
 """Records; some 20 MB. The oldest beyond that are lost, and counted."""
