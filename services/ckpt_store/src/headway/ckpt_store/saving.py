@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
 
-from headway.ckpt_store.folder import Attempt, FolderView
+from headway.ckpt_store.attempts import Attempt
+from headway.ckpt_store.folder import FolderView
 from headway.ckpt_store.newest import Holding, candidates
 from headway.ckpt_store.retention import Key
 from headway.ckpt_store.state import Slot

@@ -77,7 +77,7 @@ from headway.trainer.control.reports import Reports
 from headway.trainer.control.requests import Requests
 from headway.trainer.control.rows import ClockReading
 from headway.trainer.control.run_metrics import RunMetrics
-from headway.trainer.control.told_verdicts import journal_fields, judged
+from headway.trainer.control.verdict_events import journal_fields, judged
 from headway.trainer.control.writer import JournalWriter
 
 TICK_S = 0.1

@@ -43,7 +43,7 @@ from headway.common.wire.messages.executor import (
     WorkerBeat,
 )
 from headway.common.wire.messages.service import ServiceBeat
-from headway.common.wire.messages.worker import Abort, Acknowledged, Quit, StoreAddress
+from headway.common.wire.messages.worker import Acknowledged, Quit
 from headway.common.wire.server import Server
 from headway.common.wire.service import SOCKET_LOOK_S, Service
 from headway.launch.cluster import ClusterFolder
@@ -61,6 +61,7 @@ from headway.trainer.control.node.node_events import Trouble as NodeTrouble
 from headway.trainer.control.node.node_metrics import node_metrics
 from headway.trainer.control.node.node_run import NodeRun
 from headway.trainer.control.node.uplink import Uplink
+from headway.trainer.control.node.worker_orders import messages_of
 
 WATCH_S = 0.05  # 20 Hz: a stopped worker is found within one period
 ANNOUNCE_AGAIN_S = 1.0
@@ -331,20 +332,8 @@ class Executor:
         peer = run.peers.get(message.worker)
         if peer is None or message.worker not in run.guardian.workers.members:
             return
-        if message.assign is not None:
-            self._send(peer, message.assign)
-        if message.store_generation >= 0:
-            address = StoreAddress(
-                generation=message.store_generation,
-                host=message.store_host,
-                port=message.store_port,
-                secret=message.store_secret,
-            )
-            self._send(peer, address)
-        if message.steer is not None:
-            self._send(peer, message.steer)
-        if message.abort_generation is not None:
-            self._send(peer, Abort(generation=message.abort_generation))
+        for part in messages_of(message):
+            self._send(peer, part)
 
     def _inject(self, run: NodeRun, message: Inject) -> None:
         try:

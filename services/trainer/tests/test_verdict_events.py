@@ -11,7 +11,7 @@ from headway.health.config import HealthConfig
 from headway.health.log_rules import LOG_RULES
 from headway.health.state import MonitorState
 from headway.testkit.beats import RUN_ID, SimulatedNode, lockstep
-from headway.trainer.control.told_verdicts import journal_fields, judged
+from headway.trainer.control.verdict_events import journal_fields, judged
 
 RUN = RunDir(Path("/r"))
 
