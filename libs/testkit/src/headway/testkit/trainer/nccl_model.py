@@ -71,7 +71,7 @@ class Ticket:
         self._trace, self._message = trace, message
 
     def done(self) -> bool:
-        """Never known to be done: the worst case for whoever waits for old sends."""
+        """Never known to be done: the worst case for a rank that waits for old sends."""
         return False
 
     def wait(self) -> None:

@@ -102,7 +102,7 @@ class Chunk:
             )
 
     def unbind(self) -> None:
-        """Let go of the flat memory, so that it is free before ``flat.renew`` takes other."""
+        """Release the flat memory, so that it is free before ``flat.renew`` takes other."""
         nothing = torch.empty(0, device=self.device)
         self._flat = None
         for parameter in (*self._parameters.values(), *self._joined):
