@@ -1,6 +1,6 @@
 """Is the right rank ended when one hangs in a forward? ``python -m benchmarks.held --tp 2``.
 
-One live run; again and again the main thread of a random rank is held between two layers of a
+One live run; repeatedly the main thread of a random rank is held between two layers of a
 forward, while its process and its other threads stay alive. After each the held rank must have been
 replaced, no other rank named or replaced, no node lost, and all ranks must step again.
 """

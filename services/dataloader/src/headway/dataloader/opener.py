@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 import threading
 import time
 from collections.abc import Callable
@@ -28,11 +30,15 @@ class _Opening:
 
 
 class Opener:
-    """Requests whose data are being opened. Used by the server's thread, which calls ``finish``."""
+    """Requests whose data are being opened.
+
+    Used by the server's thread, which calls ``finish`` when ``done_fd`` is readable.
+    """
 
     def __init__(self, prefetcher: Prefetcher) -> None:
         self._prefetcher = prefetcher
         self._open: list[_Opening] = []
+        self.done_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
 
     def begin(self, spec: StreamSpec, process: str) -> Later:
         """Open the data of ``spec`` for ``process``; the reply follows."""
@@ -44,6 +50,8 @@ class Opener:
 
     def finish(self, answer: Callable[[Later, Stream | HeadwayError], None]) -> None:
         """Make the rings of all data that are open by now, and ``answer``."""
+        with contextlib.suppress(BlockingIOError):
+            os.eventfd_read(self.done_fd)
         for opening in [one for one in self._open if one.done is not None]:
             self._open.remove(opening)
             try:
@@ -76,6 +84,7 @@ class Opener:
             opening.done = _raising(HeadwayError(f"{type(error).__name__}: {error}"))
         else:
             opening.done = lambda: packer
+        os.eventfd_write(self.done_fd, 1)
 
 
 def _raising(error: HeadwayError) -> Callable[[], Packer]:

@@ -33,15 +33,14 @@ from headway.dataloader.trouble import printable
 _ADOPT_PERIOD_S = 0.5  # a predecessor may still be ending when its successor starts
 
 
-_OPENED_PERIOD_S = 0.01
-
-
 class Dataloader:
-    """Handlers over a ``Prefetcher``; ``finish_opening`` is to be called often."""
+    """Handlers over a ``Prefetcher``; ``finish_opening`` is to be called when ``opened_fd`` is
+    readable."""
 
     def __init__(self, prefetcher: Prefetcher) -> None:
         self.prefetcher = prefetcher
         self._opener = Opener(prefetcher)
+        self.opened_fd = self._opener.done_fd
 
     def handlers(self) -> dict[type[Message], Handler]:
         """Message type -> handler, for ``Server``."""
@@ -162,7 +161,7 @@ def serve(
     if executor is not None and metrics_port is not None:
         service.serve_metrics(metrics_port)
     service.every(_ADOPT_PERIOD_S, prefetcher.adopt)
-    service.every(_OPENED_PERIOD_S, loader.finish_opening)
+    service.watch(loader.opened_fd, loader.finish_opening)
     prefetcher.adopt()
     prefetcher.start()
     keep = executor is not None if keep_rings is None else keep_rings
