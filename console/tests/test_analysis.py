@@ -101,7 +101,7 @@ def test_steps_done_again_are_counted_per_recovery_and_not_per_rank() -> None:
     assert again == [{"generation": 1, "num_steps": 1, "ranks": 2}]
 
 
-@settings(deadline=None, max_examples=40)
+@settings(max_examples=40)
 @given(st.lists(st.integers(0, 4), min_size=1, max_size=6))
 def test_redone_steps_equal_a_count_by_hand(lengths: list[int]) -> None:
     """Generation g starts where the one before stood or one step earlier,

@@ -79,7 +79,7 @@ def present(run: Run) -> list[int]:
 plans = st.lists(st.tuples(st.integers(1, 70), st.integers(0, 60)), min_size=1, max_size=6)
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=15)
 @given(plan=plans)
 def test_the_newest_steps_are_those_of_the_whole_journal(
     tmp_path_factory: pytest.TempPathFactory, plan: list[tuple[int, int]]

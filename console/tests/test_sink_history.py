@@ -54,9 +54,7 @@ MOVES = st.lists(
 )
 
 
-@settings(
-    max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
-)
+@settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(moves=MOVES, page=st.integers(1, 4))
 def test_the_exported_course_does_not_depend_on_when_it_was_read(
     own_roots: Path, moves: list[tuple[str, int]], page: int

@@ -100,7 +100,7 @@ def test_the_first_step_of_a_start_is_cut_down_to_a_usual_one() -> None:
     assert rows["total"].sum() == pytest.approx(0.200)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(data=st.data())
 def test_a_ledger_covers_the_time_from_the_first_step_to_the_last(data: st.DataObject) -> None:
     parts, ends = [], {}

@@ -85,7 +85,7 @@ def test_every_message_has_stored_bytes(message: type[Message]) -> None:
 
 
 @each_message
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(data=st.data())
 def test_any_value_survives_the_wire(message: type[Message], data: st.DataObject) -> None:
     value = data.draw(strategy_of(message))
@@ -107,7 +107,6 @@ def test_not_a_number_and_infinities_survive_the_wire() -> None:
     assert math.isnan(codec.decode(codec.encode(Reading(value=math.nan)), accepted).value)
 
 
-@settings(deadline=None)
 @given(
     kind=st.sampled_from(["req", "rep", "err", "note"]),
     request_id=st.integers(0, codec.MAX_ID),

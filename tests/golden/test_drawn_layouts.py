@@ -20,7 +20,6 @@ Reference = Callable[[str, str, str], Trained]
 SHORT = 3
 DRAWN = settings(
     max_examples=8,
-    deadline=None,
     derandomize=True,
     suppress_health_check=[HealthCheck.function_scoped_fixture],
 )

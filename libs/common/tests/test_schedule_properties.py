@@ -30,14 +30,14 @@ def schedules(draw: st.DrawFn) -> Schedule:
     return generate(name, pp=pp, vp=vp, num_micro_batches=m * pp if name == "interleaved" else m)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(schedules())
 def test_every_lowered_schedule_is_complete_and_free_of_deadlock(schedule: Schedule) -> None:
     proof = validate(lower(schedule))
     assert len(proof.peak_in_flight) == schedule.pp
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(schedules(), st.data())
 def test_a_dropped_action_is_refused(schedule: Schedule, data: st.DataObject) -> None:
     lowered = lower(schedule)
@@ -51,7 +51,7 @@ def test_a_dropped_action_is_refused(schedule: Schedule, data: st.DataObject) ->
         )
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.sampled_from(NAMES), st.integers(1, 6), st.integers(2, 12), st.data())
 def test_two_swapped_micro_batches_are_refused(
     name: str, pp: int, m: int, data: st.DataObject
@@ -111,7 +111,7 @@ def test_interleaving_and_zero_bubble_end_sooner_than_1f1b() -> None:
     assert chunks < plain
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(st.integers(1, 8), st.integers(1, 24))
 def test_zero_bubble_holds_no_more_than_the_first_rank_of_1f1b(pp: int, m: int) -> None:
     plain = validate(lower(generate("1f1b", pp=pp, num_micro_batches=m))).peak_in_flight

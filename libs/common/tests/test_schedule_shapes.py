@@ -82,7 +82,7 @@ def test_exchanging_any_two_micro_batches_of_one_kind_and_chunk_is_refused(
                     validate(changed(lowered, rank, broken))
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(
     st.sampled_from(["gpipe", "1f1b", "zb-h1", "interleaved"]),
     st.integers(2, 8),
@@ -165,7 +165,7 @@ def test_a_reduction_before_the_send_that_the_stage_before_waits_for_is_refused(
             assert rank == 0 and name != "interleaved", "a stage with none before it sends nothing"
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(
     st.sampled_from(["gpipe", "1f1b", "zb-h1", "interleaved", "forward-only"]),
     st.integers(1, 8),
@@ -194,7 +194,7 @@ def test_another_number_of_lists_than_pp_is_refused(count: int) -> None:
         validate(dataclasses.replace(lowered, ranks=lists))
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(st.integers(1, 8), st.integers(1, 32))
 def test_a_split_input_gradient_is_sent_before_anything_else(pp: int, m: int) -> None:
     for rank, order in enumerate(lower(generate("zb-h1", pp=pp, num_micro_batches=m)).ranks):
@@ -203,7 +203,7 @@ def test_a_split_input_gradient_is_sent_before_anything_else(pp: int, m: int) ->
                 assert following == Action(Kind.SEND_BACKWARD, 0, action.micro_batch, rank - 1)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(
     st.sampled_from(["gpipe", "1f1b", "zb-h1", "interleaved", "forward-only"]),
     st.integers(1, 8),

@@ -59,9 +59,7 @@ def same(one: Any, two: Any) -> bool:
     return one == two or (isinstance(one, float) and math.isnan(one) and math.isnan(two))
 
 
-@settings(
-    max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
-)
+@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(state=states)
 def test_any_nested_state_of_plain_values_and_arrays_comes_back(tmp_path: Path, state: Any) -> None:
     client = CheckpointClient(tmp_path)

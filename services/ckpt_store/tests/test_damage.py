@@ -51,9 +51,7 @@ def test_a_flipped_byte_names_file_and_chunk(tmp_path: Path) -> None:
     assert "chunk 1" in verify(info)[0].message
 
 
-@settings(
-    max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
-)
+@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 def test_no_flipped_bit_in_any_file_goes_unnoticed(tmp_path: Path, data: st.DataObject) -> None:
     info = save(tmp_path, 5, world_size=2)

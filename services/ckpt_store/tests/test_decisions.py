@@ -313,7 +313,7 @@ class World:
                 self.parts.pop(key, None)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(
     num_ranks=st.integers(1, 3),
     keep=st.integers(1, 3),

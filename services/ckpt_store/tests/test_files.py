@@ -32,7 +32,7 @@ from hypothesis import strategies as st
 
 
 @given(pieces=st.lists(st.tuples(st.integers(0, 20000), st.booleans()), max_size=6))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_what_is_written_is_what_was_given_whatever_sizes_and_alignments(
     pieces: list[tuple[int, bool]],
 ) -> None:

@@ -42,7 +42,7 @@ def test_a_resumed_stream_ends_where_the_whole_one_does(prefix: Path) -> None:
     assert later(47, 46) == later(47, 47) == []
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(
     dp_size=st.integers(1, 3),
     num_local=st.integers(1, 2),

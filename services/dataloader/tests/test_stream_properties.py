@@ -41,7 +41,7 @@ def global_rows(prefix: Path, seq_len: int, seed: int, num_rows: int) -> list[li
     return rows[:num_rows]
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(
     lengths=st.lists(st.integers(1, 30), min_size=3, max_size=8),
     seq_len=st.integers(1, 8),

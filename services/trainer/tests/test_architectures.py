@@ -49,7 +49,7 @@ def models(draw: st.DrawFn) -> ModelConfig:
     return replace(tiny_model(), **changes)
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 @given(
     model=models(), tp=st.sampled_from((1, 2)), mode=st.sampled_from(("none", "selective", "full"))
 )

@@ -148,7 +148,7 @@ def models(draw: st.DrawFn) -> tuple[Family, Architecture]:
 
 
 @given(models())
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_every_rule_moves_each_element_once_and_has_an_exact_inverse(
     drawn: tuple[Family, Architecture],
 ) -> None:

@@ -123,7 +123,7 @@ def test_names_and_shapes_are_those_of_the_trained_model(preset: str) -> None:
 
 
 @given(preset=FAMILIES, written=grids(), read=grids())
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 def test_weights_of_any_layout_start_any_layout(
     tmp_path_factory: pytest.TempPathFactory, preset: str, written: Grid, read: Grid
 ) -> None:

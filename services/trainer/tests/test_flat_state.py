@@ -44,7 +44,7 @@ def shards(part: Part, dp: int) -> list[FlatChunk]:
     return flats
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(
     tp=st.sampled_from([1, 2, 4]),
     dp=st.integers(1, 5),
@@ -99,7 +99,7 @@ def test_first_weights_never_change_between_releases() -> None:
 GOLDEN = [-0.04849484630541817, -1.0030224446492113, -0.2333640078867323]
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     start=st.integers(0, 239),
     length=st.integers(1, 240),

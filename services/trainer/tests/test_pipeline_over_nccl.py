@@ -50,7 +50,7 @@ def test_a_step_ends_over_a_communicator_for_each_pair(
     assert carry_out(traces) == 0
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(
     st.sampled_from(["gpipe", "1f1b", "zb-h1", "interleaved", "forward-only"]),
     st.integers(2, 8),

@@ -145,7 +145,7 @@ def test_a_group_of_one_makes_no_copy_of_activations() -> None:
     assert tp.reduce_scatter(x).wait() is x
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(
     tp=st.sampled_from([1, 2, 4]),
     tokens=st.integers(1, 40),

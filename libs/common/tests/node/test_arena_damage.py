@@ -293,7 +293,7 @@ CHANGES = st.lists(
 )  # fmt: skip
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(CHANGES)
 def test_changed_bytes_in_the_header_are_found_or_mean_nothing(
     changes: list[tuple[int, int]],
@@ -313,7 +313,7 @@ def test_every_byte_of_the_words_and_the_layout_may_be_anything(shm: Path) -> No
         _damage_somewhere(shm, lambda path, at=at: change(path, at, 1 << at % 8))  # type: ignore[misc]
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(st.binary(min_size=0, max_size=FIRST_SLOT), st.integers(0, FIRST_SLOT))
 def test_a_random_header_never_crashes_a_reader(content: bytes, at: int) -> None:
     def damage(path: Path) -> None:
@@ -324,7 +324,7 @@ def test_a_random_header_never_crashes_a_reader(content: bytes, at: int) -> None
         _damage_somewhere(Path(folder), damage)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(st.integers(0, 2), st.integers(0, SLOT - 1), st.integers(1, 255))
 def test_any_changed_byte_of_the_data_is_found(slot: int, at: int, mask: int) -> None:
     with tempfile.TemporaryDirectory(prefix="headway-test-", dir="/dev/shm") as folder:

@@ -194,7 +194,7 @@ class ArenaMachine(RuleBasedStateMachine):
             self.folder.cleanup()
 
 
-ArenaMachine.TestCase.settings = settings(max_examples=200, stateful_step_count=60, deadline=None)
+ArenaMachine.TestCase.settings = settings(max_examples=200, stateful_step_count=60)
 TestArenaAgainstItsModel = ArenaMachine.TestCase
 
 
@@ -281,7 +281,7 @@ def newest_common_step(ranks: list[Rank]) -> int:
     return max(set.intersection(*({info.step for info in r.arena.sealed()} for r in ranks)))
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(
     st.integers(2, 4),
     st.lists(

@@ -110,5 +110,5 @@ class RingMachine(RuleBasedStateMachine):
             self.folder.cleanup()
 
 
-RingMachine.TestCase.settings = settings(max_examples=150, stateful_step_count=50, deadline=None)
+RingMachine.TestCase.settings = settings(max_examples=150, stateful_step_count=50)
 TestRingAgainstItsModel = RingMachine.TestCase

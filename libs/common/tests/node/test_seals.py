@@ -95,7 +95,7 @@ def test_a_file_that_may_not_be_read_is_named(shm: Path, monkeypatch: pytest.Mon
     assert "Permission denied" in read_seals([path])[1][1]
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(st.binary(min_size=0, max_size=8192), st.integers(0, 8192))
 def test_reading_seals_never_raises_and_invents_no_step(content: bytes, at: int) -> None:
     with tempfile.TemporaryDirectory(prefix="headway-test-", dir="/dev/shm") as folder:
