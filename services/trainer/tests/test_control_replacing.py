@@ -4,7 +4,8 @@ dying."""
 from __future__ import annotations
 
 import pytest
-from headway.testkit.trainer.by_hand import Hand, events, only
+from headway.common.wire.messages.executor import SaveSnapshots
+from headway.testkit.trainer.by_hand import Hand, events, only, sent
 from headway.testkit.trainer.cluster_model.shell import LIMITS, RANKS
 from headway.trainer.control.decisions import failures
 from headway.trainer.control.decisions.events import (
@@ -15,6 +16,7 @@ from headway.trainer.control.decisions.events import (
     Log,
     RestartNode,
 )
+from headway.trainer.control.decisions.replacing import SAVE_S
 
 ONE_EACH = {0: 0, 1: 1}
 
@@ -104,6 +106,8 @@ def _recover(hand: Hand, step: int) -> list[Action]:
     for node, views in hand.workers.items():  # each node forks another standby
         views.append(hand.idle(node, 10 + 3 * step + len(views)))
         actions += hand.beat(node)
+    if hand.state.phase == "gathering":  # the stores write first
+        actions += hand.wait(SAVE_S + 0.2)
     actions += hand.read(step)
     begun = hand.send(DurableFound(None))
     while hand.state.phase == "beginning" and "generation" not in events(begun):
@@ -140,6 +144,8 @@ def test_a_node_whose_ranks_keep_dying_gives_them_to_the_idle_spare_and_is_named
     assert "node_flaky" in events(actions)
     (flaky,) = [a for a in actions if isinstance(a, Log) and a.event == "node_flaky"]
     assert flaky.fields == {"node": 1, "failures": 3, "causes": ["killed"]}
+    saves = [action.node for action in sent(actions, SaveSnapshots)]
+    assert {0, 1} <= set(saves), "what it holds in memory is written first"
     assert hand.state.rank_nodes == {0: 0, 1: 2}
     assert hand.state.phase == "running"
     assert hand.state.spare_for(0) == 1, "it is the last choice, and still one"

@@ -19,7 +19,7 @@ from headway.trainer.control.decisions.events import (
 
 WAIT_S = 20.0
 SOON = dataclasses.replace(LIMITS, wait_for_node_s=WAIT_S)
-HARDLY = dataclasses.replace(LIMITS, wait_for_node_s=0.0)
+HARDLY = dataclasses.replace(LIMITS, wait_for_node_s=0.05)
 GONE = "the machine was taken away"
 
 
@@ -91,13 +91,41 @@ def test_the_advice_keeps_the_number_of_ranks() -> None:
     assert words in _end(hand, actions, None), "3 nodes cannot share 4 ranks evenly"
 
 
-def test_with_a_limit_of_0_the_run_ends_once_the_node_is_given_up() -> None:
+def test_with_a_limit_of_0_a_run_waits_and_says_so() -> None:
+    hand = _hand(dataclasses.replace(LIMITS, wait_for_node_s=0.0))
+    _go_silent(hand, GONE, is_final=True)
+    hand.wait(5000.0)
+    assert hand.state.phase == "gathering"
+    assert "waited for 5" in hand.state.why() and "without a limit" in hand.state.why()
+
+
+def test_a_node_that_cannot_start_a_worker_is_waited_for_as_a_lost_one() -> None:
+    hand = _hand()
+    hand.send(hand.left(2, "peer"))
+    for view in list(hand.workers[1]):
+        hand.send(hand.gone(1, view.worker, view.pid))
+    hand.workers[1] = []
+    hand.beat(1)
+    hand.leave()
+    actions = hand.wait(LIMITS.gather_timeout_s + WAIT_S + 1.0)
+    assert "node 1 has no worker for ranks" in _end(hand, actions, None)
+
+
+def test_a_machine_that_was_delivered_is_on_order_no_longer() -> None:
+    hand = _hand()
+    _go_silent(hand, "node 1 is waiting for a machine: job 8, Priority")
+    hand.send(Failed(RestartNode(1), "job 8, Priority", is_on_order=True))
+    hand.send(Done(RestartNode(1)))
+    assert asked_for(hand.wait(WAIT_S + LIMITS.node_lost_s)), "it never beats, and its time counts"
+
+
+def test_with_a_short_limit_the_run_ends_once_the_node_is_given_up() -> None:
     hand = _hand(HARDLY)
     _go_silent(hand, GONE, is_final=True)
     _end(hand, hand.wait(0.3), None)
 
 
-def test_a_short_silence_is_not_the_end_with_a_limit_of_0() -> None:
+def test_a_short_silence_is_not_the_end_with_a_short_limit() -> None:
     hand = _hand(HARDLY)
     _go_silent(hand)
     assert not asked_for(_wait(hand, LIMITS.node_lost_s - LIMITS.node_silent_s - 1.0))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import sqlite3
 from collections.abc import Callable, Iterator
@@ -209,3 +210,42 @@ def test_a_live_driver_goes_on_over_a_damaged_journal_and_so_does_its_successor(
         status = console.call(GetStatus(), Status)
         assert (status.epoch, status.generation, status.commands) == (2, 0, 2)
         assert console.call(Command(id="three", operation="pause"), Accepted).sequence == 3
+
+
+@pytest.mark.parametrize(
+    "sql",
+    [
+        "UPDATE generations SET rank_nodes = '{broken'",
+        "UPDATE facts SET value = '1x' WHERE key = 'epoch'",
+    ],
+)
+def test_a_cell_that_holds_nonsense_is_damage_too(tmp_path: Path, sql: str) -> None:
+    """SQLite has no checksums: a flipped bit in a cell comes back as it is."""
+    path = tmp_path / "run.sqlite"
+    journal = Journal(path, epoch=1)
+    journal.begin_generation(3, {0: 0})
+    journal.close()
+    with contextlib.closing(sqlite3.connect(path)) as raw, raw:
+        raw.execute(sql)
+    again = Journal(path, epoch=2)
+    assert "cannot be read" in again.damage
+    again.begin_generation(4, {0: 0})
+    assert again.last_generation() == (4, {0: 0})
+    again.close()
+
+
+def test_a_repair_that_failed_is_tried_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    journal = Journal(tmp_path / "run.sqlite", epoch=1)
+    journal.begin_generation(1, {0: 0})
+
+    def full(_path: Path) -> Path:
+        raise OSError(errno.ENOSPC, "no space left on device")
+
+    with monkeypatch.context() as patched, pytest.raises(OSError, match="no space"):
+        patched.setattr("headway.trainer.control.journal.set_aside", full)
+        journal.begin_anew(sqlite3.DatabaseError("malformed"))
+    journal.begin_generation(2, {0: 0})
+    assert journal.last_generation() == (2, {0: 0})
+    journal.close()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import sqlite3
 import time
 from collections.abc import Iterable
@@ -59,8 +60,10 @@ def _entry(run: RunRecords) -> Entry:
     """A run whose files are bad does not keep the others from being listed."""
     try:
         return _sound_entry(run)
-    except (HeadwayError, OSError, sqlite3.Error) as error:
-        unix_s = run.folder.run_json.stat().st_mtime
+    except (HeadwayError, OSError, sqlite3.Error, ValueError, TypeError, KeyError) as error:
+        unix_s = 0.0
+        with contextlib.suppress(OSError):
+            unix_s = run.path.stat().st_mtime
         return Entry(run.name, "unreadable", 0, None, None, unix_s, 0, "", str(error))
 
 

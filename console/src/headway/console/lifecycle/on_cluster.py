@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from headway.common.errors import InputError
+from headway.common.node.janitor import processes_of
 from headway.console.run import Run
 from headway.launch.cluster import ClusterFolder
 
@@ -38,7 +39,7 @@ def check_unused(cluster: ClusterFolder, first: int, last: int, remedy: str = ""
             processes have died is not used: starting it again does the run no harm.
     """
     for node, run in live_runs(cluster).items():
-        if first <= node <= last and _is_up(cluster, node):
+        if first <= node <= last and _is_up(run, node):
             stop = f"stop it first: `headway stop {run.name} --runs-dir {run.path.parent}`"
             raise InputError(
                 f"node {node} of {cluster.path} is used by run {run.name}, which is live",
@@ -46,6 +47,6 @@ def check_unused(cluster: ClusterFolder, first: int, last: int, remedy: str = ""
             )
 
 
-def _is_up(cluster: ClusterFolder, node: int) -> bool:
-    executor = cluster.living(node)
-    return executor is not None and executor.state() != "T"
+def _is_up(run: Run, node: int) -> bool:
+    """Whether a process of the run lives on the node: its executor may just be started again."""
+    return bool(processes_of(run.folder.run_id, node))

@@ -58,7 +58,9 @@ def begin_life(shm_dir: Path, logs: Path, log_pattern: str, control: Path | None
     Raises:
         InputError, OSError: a file cannot be written.
     """
-    mark_read(logs, log_pattern, shm_dir / CURSOR_FILE)
-    if control is not None:
-        why = Evidence(source="beat", name="ended", value="the run was started again")
-        close_open(control / "verdicts.jsonl", why)
+    try:
+        mark_read(logs, log_pattern, shm_dir / CURSOR_FILE)
+    finally:
+        if control is not None:
+            why = Evidence(source="beat", name="ended", value="the run was started again")
+            close_open(control / "verdicts.jsonl", why)

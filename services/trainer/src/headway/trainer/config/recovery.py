@@ -75,8 +75,8 @@ class RecoveryConfig:
     """Longest time from a fork request to the worker's first beat (torch imports in 1-2 s)."""
     wait_for_node_s: float = 600.0
     """How long a run without a ready spare waits for a node with ranks that is lost, or silent for
-    ``node_lost_s``; then it fails. 0 does not wait. Time in which Slurm has a machine on order does
-    not count."""
+    ``node_lost_s``; then it fails. 0 waits without a limit. Time in which Slurm has a machine on
+    order does not count."""
     folder_gone_s: float = 60.0
     """A run ends once its folder has been gone for this long."""
     hang_act_s: float = 0.0

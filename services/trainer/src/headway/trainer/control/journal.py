@@ -71,7 +71,7 @@ class Journal:
     def __init__(self, path: Path, *, epoch: int = 0, is_shared: bool = False) -> None:
         self.epoch, self.path, self.is_shared = epoch, path, is_shared
         self._copy = path.with_name(FILE)
-        self._is_changed = self._is_copy_old = False
+        self._is_changed = self._is_copy_old = self._is_open = False
         self.damage = ""
         """What was wrong with the file that was set aside, and its new name."""
         try:
@@ -81,6 +81,8 @@ class Journal:
             if not self._is_bad(error):
                 raise
             self.begin_anew(error)
+        except (ValueError, TypeError, KeyError) as error:  # SQLite does not check what cells hold
+            self.begin_anew(sqlite3.DatabaseError(f"a value cannot be read: {error}"))
 
     def _begin(self) -> None:
         self._open()
@@ -92,7 +94,7 @@ class Journal:
     def _read_all(self) -> None:
         """Read what a driver begins with, so that damage shows now."""
         self._stay_in_place()
-        self.commands(), self.last_generation(), self.clocks()
+        int(self.fact("epoch", "0")), self.commands(), self.last_generation(), self.clocks()
         self.last_event(), self.event_names(), self.skipped()
 
     def _is_bad(self, error: sqlite3.DatabaseError) -> bool:
@@ -126,6 +128,7 @@ class Journal:
         with contextlib.suppress(sqlite3.OperationalError):
             self._db.execute(f"PRAGMA journal_mode={mode}")
         self._db.execute("PRAGMA synchronous=FULL")
+        self._is_open = True
 
     def close(self) -> None:
         """Close the file."""
@@ -133,6 +136,9 @@ class Journal:
         self._close()
 
     def _close(self) -> None:
+        if not self._is_open:
+            return
+        self._is_open = False
         try:
             self._db.close()
         finally:
@@ -177,6 +183,8 @@ class Journal:
 
     @contextlib.contextmanager
     def _transaction(self) -> Iterator[sqlite3.Connection]:
+        if not self._is_open:  # an attempt to begin anew has failed
+            self._begin()
         self._stay_in_place()
         self._db.execute("BEGIN IMMEDIATE")
         try:

@@ -15,6 +15,8 @@ from headway.trainer.control.reports import Reports
 
 MAX_ASKED = 32
 """Nodes that the engine is asked about at a time: each costs it a look at a file and a process."""
+SAVES_S = 0.5
+"""An order to all nodes to save is not repeated sooner, however many of them announce their end."""
 FORMER_S = 2.0
 """An executor that was silent for this long is followed by one of a lower number, too."""
 
@@ -40,6 +42,7 @@ class Lines:
         self._monitor = ("", "")
         self.monitor_peer: bytes | None = None
         self._shared: tuple[object, ...] = ()
+        self._saves_at = -SAVES_S
 
     @property
     def nodes(self) -> set[int]:
@@ -139,7 +142,11 @@ class Lines:
             self._server.send(peer, message)
 
     def order_saves(self) -> None:
-        """Have all stores make the newest snapshot in memory durable: an end is announced."""
+        """Have all stores make the newest snapshot in memory durable: an end is announced, perhaps
+        by each node of many."""
+        if time.monotonic() - self._saves_at < SAVES_S:
+            return
+        self._saves_at = time.monotonic()
         self.send_all(SaveSnapshots(run_id=self._run_id, epoch=self._state.epoch))
 
     def set_monitor(self, beat: MonitorBeat, peer: bytes) -> None:

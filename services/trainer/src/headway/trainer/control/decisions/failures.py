@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Iterable
 from typing import NamedTuple
@@ -10,6 +11,7 @@ WINDOW_S = 3600.0
 """A failure counts for this long."""
 MAX_KEPT = 128
 MAX_CAUSE = 120
+_DIGITS = re.compile(r"\d+")
 
 
 class Failure(NamedTuple):
@@ -46,7 +48,9 @@ class Failures:
         exception that repeats at one step is the code's."""
         self._all = [one for one in self._all if new.at - one.at < WINDOW_S]
         for one in self._all:
-            is_repeated = new.is_error and (one.cause, one.step) == (new.cause, new.step)
+            # such as two messages on memory that differ in the bytes that are free
+            is_alike = _DIGITS.sub("", one.cause) == _DIGITS.sub("", new.cause)
+            is_repeated = new.is_error and is_alike and one.step == new.step
             if one.node == new.node and (one.generation == new.generation or is_repeated):
                 return False
         self._all = [*self._all, new._replace(cause=new.cause[:MAX_CAUSE])][-MAX_KEPT:]

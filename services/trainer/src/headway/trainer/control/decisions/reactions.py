@@ -155,6 +155,8 @@ def on_done(core: Core, action: Action) -> list[Action]:
             return roll_back(core)
         case ReleaseNode():
             core.fleet.nodes[action.node].is_released = core.is_memory_stale = True
+        case RestartNode():
+            core.on_order.pop(action.node, None)  # it was delivered
         case _:
             pass
     return []

@@ -5,6 +5,9 @@ from __future__ import annotations
 from headway.trainer.control.decisions.core import Core
 from headway.trainer.control.decisions.events import Action, Log
 
+SAVE_S = 3.0
+"""Time for the stores to write what a node that gives way has in memory."""
+
 
 def replace(core: Core) -> list[Action]:
     """Move ranks to ready spares: those of lost nodes, of nodes that came back from a silence
@@ -39,12 +42,24 @@ def _give_way(core: Core) -> list[Action]:
         if core.fleet.nodes[number].ranks and _warm_spare(core, number) is not None:
             why = "it was silent, and none of its workers is left"
             actions += core.lose_node(number, why, bar="trouble")
-    for number in sorted(core.failures.nodes & core.fleet.nodes.keys()):
-        if core.fleet.nodes[number].status == "active" and core.is_flaky(number):
-            spare = _warm_spare(core, number)
-            if spare is not None and not core.is_flaky(spare):
-                actions += _give_up_flaky(core, number)
+    if core.clock.now - core.since >= SAVE_S:
+        for number in giving_way(core):
+            actions += _give_up_flaky(core, number)
     return actions
+
+
+def giving_way(core: Core) -> list[int]:
+    """Nodes whose ranks keep dying, beside a warm spare. They hold the newest state in memory,
+    which the stores make durable before such a node gives way."""
+    return [
+        number
+        for number in sorted(core.failures.nodes & core.fleet.nodes.keys())
+        if core.fleet.nodes[number].status == "active"
+        and core.fleet.nodes[number].ranks
+        and core.is_flaky(number)
+        and (spare := _warm_spare(core, number)) is not None
+        and not core.is_flaky(spare)
+    ]
 
 
 def _give_up_flaky(core: Core, number: int) -> list[Action]:

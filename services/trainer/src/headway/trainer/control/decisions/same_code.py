@@ -22,7 +22,9 @@ def watch(core: Core) -> list[Action]:
             reason = code_sentence(core, [number])
             actions.append(Log("code_differs", {**fields, "reason": reason}))
     if core.phase == "gathering":
-        for number in refused_nodes(core):
+        lacking = core.lost_carriers() or core.fleet.unreachable
+        spares = [n for n in _others(core) if not core.fleet.nodes[n].ranks] if lacking else []
+        for number in sorted({*refused_nodes(core), *spares}):
             if core.clock.now - core.zygote_restarts.get(number, -AGAIN_S) >= AGAIN_S:
                 core.zygote_restarts[number] = core.clock.now
                 actions += _restart(core, number)

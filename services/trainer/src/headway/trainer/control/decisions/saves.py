@@ -6,6 +6,7 @@ from __future__ import annotations
 from headway.common.wire.messages.executor import SaveSnapshots
 from headway.trainer.control.decisions.core import Core
 from headway.trainer.control.decisions.events import Action, Log, Send
+from headway.trainer.control.decisions.replacing import giving_way
 
 STILL_S = 1.5
 """Ranks that have reported no step for so long do not step; beats are 0.5 s apart."""
@@ -58,5 +59,7 @@ def step_in_memory(core: Core) -> int:
 
 
 def _is_end_announced(core: Core) -> bool:
-    is_leaving = any(core.fleet.nodes[node].ranks for node, *_ in core.drains)
-    return is_leaving or any(one.operation in ENDS for one in core.commands[core.applied :])
+    if any(core.fleet.nodes[node].ranks for node, *_ in core.drains) or giving_way(core):
+        return True
+    done = max(core.applied, core.answered)  # a member that was a standby has applied none
+    return any(one.operation in ENDS for one in core.commands[done:])

@@ -5,6 +5,7 @@ from __future__ import annotations
 from headway.trainer.control.decisions.core import Core
 from headway.trainer.control.decisions.events import Action, FindDurable, RestartNode
 from headway.trainer.control.decisions.fleet import names
+from headway.trainer.control.decisions.phases.base import ranks
 from headway.trainer.control.decisions.same_code import code_sentence, refused_nodes
 
 GONE_AGAIN_S = 60.0
@@ -26,9 +27,10 @@ def watch(core: Core) -> list[Action]:
     if core.phase != "gathering" or not (missing := _missing(core)):
         core.gave_up_at, core.final_checkpoint = None, ""
         return []
+    core.cost.discard()  # waiting for a machine is not what a recovery costs
     if not any(number in core.on_order for number in missing):
         _count(core, core.waited_s + elapsed_s)
-    if core.waited_s >= core.limits.wait_for_node_s:
+    if 0 < core.limits.wait_for_node_s <= core.waited_s:
         return _give_up(core)
     return [action for number in missing for action in _ask_again(core, number)]
 
@@ -39,15 +41,30 @@ def _count(core: Core, waited_s: float) -> None:
 
 
 def _missing(core: Core) -> list[int]:
-    """Nodes with ranks that are lost, silent for so long that a spare would have taken over, or
-    run other code."""
+    """Nodes with ranks that are lost, silent for so long that a spare would have taken over, run
+    other code, or have had no worker for a rank for ``gather_timeout_s``."""
     given_up = [
         number
         for number in core.fleet.unreachable
         if core.fleet.nodes[number].status == "lost"
         or core.clock.now - core.fleet.nodes[number].beat_at >= core.limits.node_lost_s
     ]
-    return sorted({*given_up, *refused_nodes(core)})
+    is_late = core.clock.now - core.since >= core.limits.gather_timeout_s
+    return sorted({*given_up, *refused_nodes(core), *(short(core) if is_late else ())})
+
+
+def short(core: Core) -> list[int]:
+    """Nodes that report and lack a worker for one of their ranks."""
+    nodes = {core.fleet.rank_nodes[rank]: None for rank in core.members.vacant}
+    return sorted(number for number in nodes if core.fleet.nodes[number].status == "active")
+
+
+def no_worker(core: Core, number: int) -> str:
+    """Which ranks of a node have no worker, and why, as a sentence."""
+    node = core.fleet.nodes[number]
+    vacant = [rank for rank in node.ranks if rank in core.members.vacant]
+    because = f": {node.trouble}" if node.trouble else ""
+    return f"node {number} has no worker for {ranks(vacant)}{because}"
 
 
 def _ask_again(core: Core, number: int) -> list[Action]:
@@ -102,10 +119,11 @@ def outlook(core: Core) -> str:
     if not missing:
         return ""
     limit_s = core.limits.wait_for_node_s
+    end = f"the run ends after {limit_s:g} s" if limit_s else "without a limit"
     ordered = [core.on_order[number] for number in missing if number in core.on_order]
     if ordered:
         return f"; the engine has a machine on order, which is waited for: {ordered[0]}"
-    return f"; waited for {core.waited_s:.0f} s, the run ends after {limit_s:g} s"
+    return f"; waited for {core.waited_s:.0f} s, {end}"
 
 
 def missing_sentence(core: Core) -> str:
@@ -113,6 +131,8 @@ def missing_sentence(core: Core) -> str:
     if lost := core.lost_carriers():
         return f"{names(lost)} {'are' if len(lost) > 1 else 'is'} lost and no spare is ready"
     silent = sorted(core.fleet.unreachable)
+    if not silent:
+        return "; ".join(no_worker(core, number) for number in short(core))
     has = "have" if len(silent) > 1 else "has"
     return f"{names(silent)} {has} not reported for {_silence(core, silent)}"
 

@@ -98,6 +98,7 @@ class Executor:
         self._uplink: Uplink | None = None
         self._ending: threading.Thread | None = None
         self._last_save: LastSave | None = None
+        self._save: LastSave | None = None
         self._looked_at = 0.0
         self._is_emptied = False
         self._sent_version = -1
@@ -319,8 +320,8 @@ class Executor:
                 self._to_driver(run.seals(message.generation))
             case RestartService():
                 run.handle(ServiceBlamed(message.service, message.reason, message.pid))
-            case SaveSnapshots():
-                LastSave(run.paths.endpoint("ckpt_store"), limit_s=0.0)
+            case SaveSnapshots() if self._save is None or not self._save.is_alive():
+                self._save = LastSave(run.paths.endpoint("ckpt_store"), limit_s=0.0)
             case StopRun():
                 self._end(message.outcome)
             case Inject():

@@ -280,6 +280,7 @@ class NodeRun:
 
     def keep_files(self) -> None:
         """Write again what somebody has removed from the socket folder."""
+        self.lock.renew()
         self._files.keep()
 
     def _ask_zygote(self, worker: str) -> None:

@@ -123,11 +123,11 @@ def found(core: Core, event: DurableFound) -> list[Action]:
     checkpoint, trouble = event.checkpoint, event.trouble
     if checkpoint is not None and checkpoint[0] in core.copies.bad_checkpoints:
         return []  # the answer to an earlier question; this one is asked again when it stays open
+    if core.gave_up_at is not None and event.only < 0 and not trouble:
+        core.final_checkpoint = _sentence(checkpoint)
     if event.only != core.rollback_step:
         return []  # an earlier question, too
     core.effects.settled(FindDurable, trouble or None)
-    if core.gave_up_at is not None and not trouble:
-        core.final_checkpoint = _sentence(checkpoint)
     if core.phase != "choosing":
         return []
     if core.rollback and checkpoint is None and not trouble:

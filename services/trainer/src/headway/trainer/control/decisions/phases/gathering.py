@@ -6,8 +6,8 @@ from headway.common.wire.messages.executor import WorkerBeat
 from headway.trainer.control.decisions import spikes, waiting
 from headway.trainer.control.decisions.core import Core
 from headway.trainer.control.decisions.events import Action, Log, RestartNode
-from headway.trainer.control.decisions.phases.base import Phase, ranks
-from headway.trainer.control.decisions.replacing import replace, replace_lost
+from headway.trainer.control.decisions.phases.base import Phase
+from headway.trainer.control.decisions.replacing import giving_way, replace, replace_lost
 from headway.trainer.control.decisions.same_code import code_sentence, refused_nodes
 from headway.trainer.control.decisions.silence import RESTART_GRACE_S, restart
 
@@ -20,6 +20,8 @@ class Gathering(Phase):
 
     def look(self, core: Core, node: int | None) -> list[Action]:
         actions = replace(core)
+        if giving_way(core):
+            return actions
         if core.is_adopting:
             if core.fleet.unreachable or not _are_all_known(core):
                 return actions
@@ -49,9 +51,9 @@ class Gathering(Phase):
         """A node that beats and has no worker:
         a spare instead, else its executor is started again, once."""
         actions = _last_resort(core)
-        for number in [] if core.is_adopting else _short(core):
+        for number in [] if core.is_adopting else waiting.short(core):
             if core.fleet.spare_for(number) is not None:
-                actions += core.lose_node(number, _no_worker(core, number), bar="trouble")
+                actions += core.lose_node(number, waiting.no_worker(core, number), bar="trouble")
                 actions += replace_lost(core)
             elif not core.effects.is_asked(RestartNode, number):
                 actions += restart(core, number)
@@ -64,8 +66,8 @@ class Gathering(Phase):
             return code_sentence(core, refused) + waiting.outlook(core)
         if core.is_adopting:
             return "a new driver is taking over"
-        for number in _short(core):
-            return _no_worker(core, number)
+        for number in waiting.short(core):
+            return waiting.no_worker(core, number) + waiting.outlook(core)
         return "every rank has a worker"
 
 
@@ -83,19 +85,6 @@ def _last_resort(core: Core) -> list[Action]:
         if node.bar == "trouble" and core.effects.due(RestartNode, number, again_s=RESTART_GRACE_S):
             actions += restart(core, number)
     return actions
-
-
-def _short(core: Core) -> list[int]:
-    """Nodes that report and lack a worker for one of their ranks."""
-    nodes = {core.fleet.rank_nodes[rank]: None for rank in core.members.vacant}
-    return sorted(number for number in nodes if core.fleet.nodes[number].status == "active")
-
-
-def _no_worker(core: Core, number: int) -> str:
-    node = core.fleet.nodes[number]
-    vacant = [rank for rank in node.ranks if rank in core.members.vacant]
-    because = f": {node.trouble}" if node.trouble else ""
-    return f"node {number} has no worker for {ranks(vacant)}{because}"
 
 
 def _fill(core: Core, rank: int) -> None:
