@@ -112,3 +112,12 @@ def test_a_character_between_two_pieces_is_whole(
     found = encoding_of(tmp_path / "a")
     assert found == Encoding("utf-8")
     assert "".join(text_of(tmp_path / "a", found)) == WORDS
+
+
+def test_a_link_to_a_folder_above_the_root_reads_nothing_twice(tmp_path: Path) -> None:
+    root = tmp_path / "texts"
+    (root / "below").mkdir(parents=True)
+    (root / "below" / "a.txt").write_text("words " * 50)
+    (tmp_path / "b.txt").write_text("words " * 50)
+    (root / "up").symlink_to(tmp_path, target_is_directory=True)
+    assert list(_read(read_source(str(root)))) == ["below/a.txt", "up/b.txt"]

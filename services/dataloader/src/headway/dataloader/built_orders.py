@@ -18,6 +18,7 @@ from typing import Protocol
 import numpy as np
 import xxhash
 from headway.common.errors import CorruptError, HeadwayError, InputError
+from headway.common.node.process import ProcessId
 from headway.dataloader.formats import TokenFile
 from headway.dataloader.index import HEAD, idx_path
 from headway.dataloader.order import SampleOrder, order_size
@@ -66,8 +67,12 @@ class BuiltOrders:
     def sweep(self, used: Iterable[str], spare: int = 0) -> None:
         """Remove the files of orders that are not ``used``, but for the newest ``spare``.
 
-        Who has them mapped keeps them.
+        Who has them mapped keeps them. Drafts of processes that were killed go, too.
         """
+        for draft in self._folder.glob(".order-v*"):
+            pid = draft.name.rpartition(".")[2]
+            if not (pid.isdigit() and ProcessId.of(int(pid))):
+                remove_order(draft)
         unused = {path.name: path for path in self._folder.glob("order-v*")}
         for name in used:
             unused.pop(name, None)

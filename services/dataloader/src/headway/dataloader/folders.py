@@ -54,10 +54,10 @@ def text_files(
             folder = to_read.pop()
         else:  # after all real folders, so that these keep their keys
             folder = links.pop(0)
-            if _identity(folder) in seen:
-                name = folder.relative_to(root).as_posix() + "/"
-                left_out.add("leaving out {} linked to one that is read already", name)
-                continue
+        if _identity(folder) in seen:  # a link, or a folder that a link to one above leads to
+            name = folder.relative_to(root).as_posix() + "/"
+            left_out.add("leaving out {} linked to one that is read already", name)
+            continue
         seen.add(_identity(folder))
         for entry in _entries(folder):
             path = Path(entry.path)

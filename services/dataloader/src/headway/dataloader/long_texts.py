@@ -17,6 +17,7 @@ PIECE_CHARS = 1 << 15
 _LONGEST_CHARS = 1 << 20
 _TRIED_CHARS = 1 << 15
 _TRIED_PIECE_CHARS = 1 << 9
+_WORDS = "\nplain words of a text" * 100
 _SPACE = re.compile(r"(?s).*[^\W_](?=\s)")
 _ONE_SPACE = re.compile(r"(?s).*[^\W_](?= [^\W_])")
 
@@ -69,9 +70,10 @@ def best_cut(beginning: str, encode: Encode) -> Cut:
 
     Some tokenizers merge across white space; a text of theirs stays whole.
     """
-    (whole,) = encode([beginning[:_TRIED_CHARS]])
+    tried = beginning[:_TRIED_CHARS] + _WORDS  # which has places to cut in any case
+    (whole,) = encode([tried])
     for cut in (Cut.BEFORE_SPACE, Cut.AT_SPACE):
-        pieces = list(cut_pieces([beginning[:_TRIED_CHARS]], cut, _TRIED_PIECE_CHARS))
+        pieces = list(cut_pieces([tried], cut, _TRIED_PIECE_CHARS))
         if list(itertools.chain(*encode(pieces))) == whole:
             return cut
     return Cut.NEVER

@@ -95,9 +95,9 @@ class Session:
         self._groups = groups
         self._recorder.set_generation(groups.generation)
         if self._tp is None:
-            self._tp = TensorParallel(groups["tp"], pieces=self.config.parallel.tp_pieces)
+            tp = TensorParallel(groups["tp"], pieces=self.config.parallel.tp_pieces)
             place = self.config.parallel.grid.coordinates(self.rank)
-            self.chunks, self.flats = build_model(self.config, place, self._tp, self.device)
+            self.chunks, self.flats = build_model(self.config, place, tp, self.device)
             self._data = DataStreams(
                 self._data_factory,
                 self._recorder,
@@ -108,7 +108,12 @@ class Session:
                 last=any(chunk.is_last for chunk in self.chunks),
                 document_end=self.config.model.document_end,
             )
+            self._tp = tp  # last: what runs out of memory above is tried again
         self._tp.comm = groups["tp"]
+
+    def rehearse_again(self) -> None:
+        """What the rehearsal had the allocator keep was given back."""
+        self._rehearses = self._rehearses or self.device.type == "cuda"
 
     def load(
         self,

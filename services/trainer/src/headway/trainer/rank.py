@@ -26,7 +26,7 @@ from headway.dataloader.client import DataClient
 from headway.dataloader.config import stream_spec
 from headway.trainer.batches import Split
 from headway.trainer.comm.channel import Channels
-from headway.trainer.comm.groups import build
+from headway.trainer.comm.groups import Groups, build
 from headway.trainer.comm.store import StoreEndpoint
 from headway.trainer.config import RunConfig
 from headway.trainer.control_hooks import ControlHooks, RankContext
@@ -140,27 +140,25 @@ class Rank:
         try:
             context.fence.enter(generation, channels)
             self._read_doubted(assign.restore)
-            self._session.join(
-                build(
-                    generation,
-                    self.config.parallel.grid,
-                    self.rank,
-                    host=network.fabric_address,
-                    ports=network.ports,
-                    announce=lambda endpoint: context.announce(generation, endpoint),
-                    lookup=lambda: lookup(generation),
-                    channels=channels,
-                    timeout_s=self.config.recovery.group_timeout_s,
-                    first_timeout_s=self.config.recovery.first_step_timeout_s,
-                    join_timeout_s=(
-                        self.config.limits.join_timeout_s if self._device.type == "cuda" else None
-                    ),
-                    backend="nccl" if self._device.type == "cuda" else "gloo",
-                    device=self._device,
-                    joins_ends=self.config.model.architecture.tied,
-                )
+            groups = build(
+                generation,
+                self.config.parallel.grid,
+                self.rank,
+                host=network.fabric_address,
+                ports=network.ports,
+                announce=lambda endpoint: context.announce(generation, endpoint),
+                lookup=lambda: lookup(generation),
+                channels=channels,
+                timeout_s=self.config.recovery.group_timeout_s,
+                first_timeout_s=self.config.recovery.first_step_timeout_s,
+                join_timeout_s=(
+                    self.config.limits.join_timeout_s if self._device.type == "cuda" else None
+                ),
+                backend="nccl" if self._device.type == "cuda" else "gloo",
+                device=self._device,
+                joins_ends=self.config.model.architecture.tied,
             )
-            self._restore_twice(assign)
+            self._restore_twice(assign, groups)
             context.link.report_kept(self._session.step)
             context.view.status = "restored"
             context.link.beat_now()
@@ -196,10 +194,11 @@ class Rank:
         if self._node.arena is not None:
             self._node.arena.close()
 
-    def _restore_twice(self, assign: Assign) -> None:
+    def _restore_twice(self, assign: Assign, groups: Groups) -> None:
         """Once more if memory ran out: a process that was ended a moment ago may still hold its
         own, on a GPU or in RAM."""
         try:
+            self._session.join(groups)
             self._restore(assign)
             return
         except Exception as error:
@@ -212,6 +211,8 @@ class Rank:
             time.sleep(0.1)
         if self._device.type == "cuda":
             torch.cuda.empty_cache()
+            self._session.rehearse_again()
+        self._session.join(groups)
         self._restore(assign)
 
     def _restore(self, assign: Assign) -> None:

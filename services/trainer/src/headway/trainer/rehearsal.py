@@ -132,7 +132,9 @@ def _reader(context: StepContext) -> BatchReader:
     is_first = any(chunk.is_first for chunk in context.chunks)
     is_last = any(chunk.is_last for chunk in context.chunks)
     return BatchReader(
-        _Zeros(context.config, context.place.dp) if is_first or is_last else None,
+        _Zeros(context.config, context.place.dp)
+        if is_first or is_last or context.config.model.every_stage_reads
+        else None,
         first=is_first,
         last=is_last,
         device=context.device,
@@ -149,8 +151,10 @@ class _Batch:
 
 
 class _Zeros:
-    """Tokens and labels 0. In every other micro-batch a half of the labels does not count, and
-    documents end in the middle."""
+    """Tokens of one kind, which ends no document, and labels 0.
+
+    In every other micro-batch a half of the labels does not count, and documents end in the middle.
+    """
 
     fingerprint = ""
 
@@ -162,10 +166,12 @@ class _Zeros:
         del abort
         size, seq_len = self._config.train.micro_batch_size, self._config.model.seq_len
         sample = (self._taken * self._config.parallel.dp + self._dp_rank) * size
-        tokens, mask = np.zeros((size, seq_len), np.int32), np.ones((size, seq_len), np.uint8)
+        end = self._config.model.document_end
+        tokens = np.full((size, seq_len), 1 if end == 0 else 0, np.int32)
+        mask = np.ones((size, seq_len), np.uint8)
         if self._taken % 2:
             mask[:, : seq_len // 2] = 0
-            if (end := self._config.model.document_end) is not None:
+            if end is not None:
                 tokens[:, seq_len // 2] = end
         self._taken += 1
         return _Batch(tokens, np.zeros_like(tokens), mask, sample)

@@ -29,7 +29,7 @@ from headway.common.node.segment import LINE_BYTES, PAGE_BYTES, WORD_BYTES, Segm
 
 MAGIC = b"HWRING\0\0"
 VERSION = 2
-MAX_READERS = 16
+MAX_READERS = 56  # what the page has room for; every stage of a replica may read
 MAX_SPEC_BYTES = 1 << 20
 
 LINE = LINE_BYTES // WORD_BYTES

@@ -225,13 +225,12 @@ def settle(device: torch.device) -> None:
     """
     if device.type == "cpu":
         return
-    ended: Any = torch.cuda.Event()  # type: ignore[no-untyped-call]
-    ended.record()
-    deadline_s = time.monotonic() + SETTLE_S
-    while not ended.query():
-        if time.monotonic() > deadline_s:
-            raise StuckTransport(f"the device is still busy {SETTLE_S:g} s after an abort")
-        time.sleep(_POLL_S)
+    # an event would wait for one stream, and NCCL and the snapshots have streams of their own
+    waiting = threading.Thread(target=torch.cuda.synchronize, args=(device,), daemon=True)
+    waiting.start()
+    waiting.join(SETTLE_S)
+    if waiting.is_alive():
+        raise StuckTransport(f"the device is still busy {SETTLE_S:g} s after an abort")
 
 
 def read_when_ready(tensor: torch.Tensor, channels: Channels) -> list[float]:
