@@ -94,6 +94,19 @@ def test_following_ends_with_the_run_and_tells_its_outcome(fake: FakeRun) -> Non
     assert lines[-1].endswith("finished") and "run finished" in lines[-2]
 
 
+def test_the_last_line_of_progress_is_printed_once(
+    fake: FakeRun, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The run has its outcome some rounds before its last processes end."""
+    fake.advance(2)
+    fake.finish()
+    looks = iter([True] * 3)
+    monkeypatch.setattr(Run, "live", property(lambda _: next(looks, False)))
+    out = io.StringIO()
+    assert Follower(fake.run, out=out, every_s=0.0).follow() == "finished"
+    assert out.getvalue().count("step 2/40") == 1, out.getvalue()
+
+
 def test_a_recovery_is_one_line_with_its_cause_duration_and_cost(fake: FakeRun) -> None:
     fake.advance(3)
     out = Output(("step 3/40", lambda: fake.recover(back_to=2)), ("back after", fake.finish))

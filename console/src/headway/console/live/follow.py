@@ -178,8 +178,16 @@ def _timed(line: str, at_unix_s: float | None) -> str:
 
 
 class _LineView(_View):
+    def __init__(self, out: TextIO) -> None:
+        super().__init__(out)
+        self._shown = ""
+
     def show(self, progress: Progress) -> None:
-        print(printable(progress.line()), file=self._out, flush=True)
+        line = printable(progress.line())
+        if progress.is_over and line == self._shown:
+            return  # it had ended before its last processes did
+        self._shown = line
+        print(line, file=self._out, flush=True)
 
 
 class _JsonView(_View):
