@@ -89,7 +89,8 @@ class Cluster:
                 f"no run in {self.runs_dir}",
                 remedy="start one with `headway run examples/tiny.toml`",
             )
-        return next((run for run in reversed(runs) if run.has_begun), runs[-1])
+        begun = (run for run in reversed(runs) if run.has_begun or run.starter is not None)
+        return next(begun, runs[-1])
 
     def launch(
         self,

@@ -76,7 +76,7 @@ class Run(RunFrames, Steering):
             outcome, live = self.outcome, self.live
             if outcome in TERMINAL_OUTCOMES and not live:
                 return outcome
-            if not live and not self.outcome:
+            if not live and not self.outcome and self.starter is None:
                 raise HeadwayError(
                     f"run {self.name} stopped unexpectedly: none of its processes is running",
                     remedy=f"start it again with `headway run`; logs: {self.folder.logs}",
@@ -132,6 +132,11 @@ class Run(RunFrames, Steering):
             return client.call(command, Accepted, timeout_s=timeout_s).sequence
 
     def _refuse_over(self, operation: str = "", count: int = 0) -> None:
+        if (starter := self.starter) is not None and not self.live:
+            raise InputError(
+                f"run {self.name} is starting: {starter.doing()}",
+                remedy=f"try again when {self.hint('status')} shows it as running",
+            )
         if self.outcome in TERMINAL_OUTCOMES:
             remedy = f"see {self.hint('status')}"
             if operation == "extend" and self.outcome == "finished":

@@ -190,7 +190,7 @@ class RunFrames(RunRecords):
         if (checkpoint := newest_checkpoint(self)) is not None:
             facts.append(("checkpoint", f"step {checkpoint}"))
         facts.append(("folder", str(self.path)))
-        if self.state not in ("live", "finished") and not self.is_elsewhere:
+        if self.state not in ("starting", "live", "finished") and not self.is_elsewhere:
             facts.append(("resume", resume_command(self.path, self.cluster_folder)))
         return facts
 

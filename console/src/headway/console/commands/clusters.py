@@ -242,10 +242,10 @@ def _noted(cluster: ClusterFolder) -> list[Run]:
 
 def _refuse_starting(runs: list[Run]) -> None:
     """Raises InputError while one of them is being started: it has no driver yet."""
-    from headway.console.folder.claim import STARTING, starter_of
+    from headway.console.folder.starting import STARTING
 
     for run in runs:
-        if (starter := starter_of(run.path)) is not None:
+        if (starter := run.starter) is not None:
             raise InputError(
                 f"run {run.name} is being started ({starter})",
                 remedy=f"wait for it; if that process has ended, remove {run.path / STARTING}",

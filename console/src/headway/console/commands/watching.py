@@ -74,9 +74,9 @@ def register(app: typer.Typer) -> None:
 def runs(runs_dir: RunsDir = RUNS, as_json: AsJson = False) -> None:
     """List the runs: state, step, age, size, resume commands.
 
-    A run is live, finished, stopped or failed; interrupted means that its processes ended without
-    an outcome, as in a power cut. A run on machines is unreachable while no driver leads it:
-    another one may take over.
+    A run is starting, live, finished, stopped or failed; interrupted means that its processes ended
+    without an outcome, as in a power cut. A run on machines is unreachable while no driver leads
+    it: another one may take over.
     """
     from headway.console.folder import run_list
 
@@ -101,8 +101,9 @@ def status(
 ) -> None:
     """Show progress, ranks, nodes and services of a run.
 
-    The phase is running while the run trains. While it starts or recovers it is gathering,
-    reading, choosing, beginning, joining or leaving, with a sentence that says what it waits for.
+    The phase is starting while a command starts the run, with what that does and for how long, and
+    running while the run trains. While its ranks start or recover it is gathering, reading,
+    choosing, beginning, joining or leaving, with a sentence that says what it waits for.
     It is unreachable while no driver answers; another one takes over then.
     """
     from headway.console.live.progress import read_progress

@@ -7,11 +7,9 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
-import json
 import os
 import re
 import shutil
-import socket
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -20,10 +18,11 @@ from typing import NoReturn
 from headway.common.config import diff, to_toml
 from headway.common.errors import HeadwayError, InputError
 from headway.common.node.files import PRIVATE, replace_file
-from headway.common.node.machine import machine_uid
 from headway.common.node.run_dir import RunDir, new_run_id
+from headway.console.folder.outputs import newest_checkpoint
 from headway.console.folder.records import RunRecords
 from headway.console.folder.run_list import age
+from headway.console.folder.starting import STARTING, Starter, encoded, starter_of
 from headway.console.hints import hint, refuse_elsewhere
 from headway.launch.leases import lease_of
 from headway.trainer.config import RunConfig
@@ -42,8 +41,6 @@ KEPT_ON_RESUME = (
     "data.seed",
 )
 """Keys that a resumed run keeps beside its model: shape of its state, order of its data."""
-STARTING = ".starting.json"
-"""Who starts the run; there while a start lasts."""
 
 
 def check_name(name: str) -> None:
@@ -63,13 +60,14 @@ class StillRunningError(HeadwayError):
 def claimed(path: Path, report: Callable[[str], None]) -> Iterator[tuple[RunRecords, bool]]:
     """The run at ``path``, claimed against a second start, and whether it existed before.
 
-    A run on machines that nobody leads now is watched first, since another driver may take over. A
-    new run's folder is removed when the body fails, by Ctrl-C too, unless something still runs.
+    A run on machines that nobody leads now is watched first, since another driver may take over.
+    The folder of a new run, or of one whose first start was killed before it led to a driver, is
+    removed when the body fails, by Ctrl-C too, unless something still runs.
 
     Raises:
         InputError: the run is live, is being started or has finished, or ``path`` is not a run.
     """
-    with _locked(path), _marked(path):
+    with _locked(path), _marked(path) as starter:
         refuse_elsewhere(path)
         if (path / "run.json").exists():
             run = RunRecords(path)
@@ -80,15 +78,19 @@ def claimed(path: Path, report: Callable[[str], None]) -> Iterator[tuple[RunReco
                     f"run name {path.name!r} is taken by a finished run",
                     remedy="choose another --name",
                 )
-            yield run, True
-            return
-        if any(entry.name != STARTING for entry in path.iterdir()):
+            if not starter.is_new or _has_state(run):
+                yield run, True
+                return
+            run.folder.config.unlink(missing_ok=True)
+        elif any(entry.name != STARTING for entry in path.iterdir()):
             raise InputError(
                 f"{path} already exists and is not a run folder",
                 remedy="choose another --name",
             )
         try:
-            yield RunRecords(RunDir.create(path, run_id=new_run_id()).path), False
+            if not (path / "run.json").exists():
+                RunDir.create(path, run_id=new_run_id())
+            yield RunRecords(path), False
         except StillRunningError:
             raise
         except BaseException:
@@ -97,6 +99,11 @@ def claimed(path: Path, report: Callable[[str], None]) -> Iterator[tuple[RunReco
             if not folder.bundle.exists() or not has_led(folder.control):
                 shutil.rmtree(path, ignore_errors=True)
             raise
+
+
+def _has_state(run: RunRecords) -> bool:
+    """Whether a run may have led to anything: a driver, a checkpoint, or nodes on machines."""
+    return run.has_begun or run.folder.bundle.exists() or newest_checkpoint(run) is not None
 
 
 def has_led(control: Path) -> bool:
@@ -130,54 +137,41 @@ def _locked(path: Path) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _marked(path: Path) -> Iterator[None]:
+def _marked(path: Path) -> Iterator[Starter]:
     """A file that only one process on any machine can make. With the lock held, one that names this
     machine is that of a dead process, and is taken over."""
-    mark = path / STARTING
-    here = {"host": socket.gethostname(), "machine": machine_uid()}
-    record = json.dumps({**here, "pid": os.getpid(), "unix_s": time.time()})
-    if (known := _mark_of(mark)) is not None and here.items() <= known.items():
+    mark, left = path / STARTING, starter_of(path)
+    if left is not None and left.is_here:
         mark.unlink(missing_ok=True)
+    # what a start was killed with is as new as before
+    was_new = left is not None and left.is_here and left.is_new
+    starter = Starter.here(is_new=was_new or not (path / "run.json").exists())
     try:
         made = os.open(mark, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, PRIVATE)
     except FileExistsError:
-        _refuse_marked(mark)
+        _refuse_marked(path)
     except OSError as error:
         raise _unusable(path, error) from error
     try:
         try:
             with os.fdopen(made, "w") as file:
-                file.write(record)
+                file.write(encoded(starter))
         except OSError as error:
             raise _unusable(path, error) from error
-        yield
+        yield starter
     finally:
-        if _mark_of(mark) in (None, json.loads(record)):  # else another machine's
+        found = starter_of(path)
+        if found in (None, Starter()) or found.is_same_start(starter):  # else another machine's
             mark.unlink(missing_ok=True)
 
 
-def starter_of(path: Path) -> str | None:
-    """Who is starting the run at ``path`` now, if someone is."""
-    if not (path / STARTING).exists():
-        return None
-    known = _mark_of(path / STARTING) or {}
-    return f"process {known.get('pid', 'unknown')} on {known.get('host', 'another machine')}"
-
-
-def _mark_of(mark: Path) -> dict[str, object] | None:
-    try:
-        return dict(json.loads(mark.read_text()))
-    except (OSError, ValueError, TypeError):
-        return None
-
-
-def _refuse_marked(mark: Path) -> NoReturn:
-    known = _mark_of(mark) or {}
-    host, pid = known.get("host", "another machine"), known.get("pid", "unknown")
-    since_s = max(0.0, time.time() - float(str(known.get("unix_s", time.time()))))
+def _refuse_marked(path: Path) -> NoReturn:
+    starter = starter_of(path) or Starter()
+    since = age(max(0.0, time.time() - (starter.unix_s or time.time())))
     raise InputError(
-        f"run {mark.parent.name} is being started on {host} (process {pid}, begun {age(since_s)})",
-        remedy=f"wait for it or end it there; if that process has ended, remove {mark}",
+        f"run {path.name} is being started on {starter.host} "
+        f"(process {starter.pid or 'unknown'}, begun {since})",
+        remedy=f"wait for it or end it there; if that process has ended, remove {path / STARTING}",
     )
 
 

@@ -16,6 +16,7 @@ from headway.common.node.run_dir import RunDir
 from headway.common.node.sqlite import is_damage, open_to_read
 from headway.common.polling import wait_until
 from headway.console.folder.presence import TAKEOVER_S, Observer, Presence
+from headway.console.folder.starting import Starter, starter_of
 from headway.console.hints import hint
 from headway.console.machine.peak import Peak, cached_peak
 from headway.launch.cluster import ClusterFolder
@@ -120,12 +121,23 @@ class RunRecords:
 
     @property
     def state(self) -> str:
-        """``live``, its outcome, ``unreachable`` while nobody leads it and another driver may take
-        over, ``interrupted`` if it ended without an outcome, or ``not started``."""
+        """``starting`` while a command starts it, ``live``, its outcome, ``unreachable`` while
+        nobody leads it and another driver may take over, ``interrupted`` if it ended without an
+        outcome, ``interrupted while starting`` if it never began, or ``not started``."""
+        if self.starter is not None:
+            return "starting"
         if outcome := self.outcome:
             return outcome
         ended = "interrupted" if self.has_begun else "not started"
+        if ended == "not started" and starter_of(self.path) is not None:
+            ended = "interrupted while starting"
         return {"led": "live", "silent": "unreachable", "gone": ended}[self.presence]
+
+    @property
+    def starter(self) -> Starter | None:
+        """The command that starts or resumes it now, if there is one."""
+        found = starter_of(self.path)
+        return found if found is not None and not found.is_dead else None
 
     @property
     def has_begun(self) -> bool:

@@ -82,7 +82,7 @@ def _sound_entry(run: RunRecords) -> Entry:
         started_unix_s=run.folder.run_json.stat().st_mtime,
         size_bytes=bytes_below(run.path),
         resume=""
-        if state in ("live", "finished") or run.is_elsewhere
+        if state in ("starting", "live", "finished") or run.is_elsewhere
         else resume_command(run.path, run.cluster_folder),
         trouble=run.journal_trouble,
     )

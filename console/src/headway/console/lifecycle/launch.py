@@ -1,7 +1,8 @@
 """Starting a run, from top to bottom: ``launch``, then its steps in their order.
 
-One start at a time claims the run's folder; what the folder holds decides whether it is a new run
-or a resumed one. A start that fails leaves no process behind, and a new run no folder.
+One start at a time claims the run's folder, which shows the run from then on; what it holds decides
+whether it is a new run or a resumed one. A start that fails leaves no process behind, and a new run
+no folder.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from headway.common.output import counted
 from headway.common.polling import wait_until
 from headway.console.folder import config_origins
 from headway.console.folder.claim import check_name, check_resumable, claimed, keep_config
+from headway.console.folder.starting import enter_stage
 from headway.console.gateway.remote_run import open_run
 from headway.console.hints import refuse_elsewhere
 from headway.console.lifecycle.machines import (
@@ -46,6 +48,7 @@ from headway.console.machine.preflight import (
     check_own_block,
     check_sinks,
     check_torch,
+    corpus_stage,
     own_corpus_folder,
     prepare_corpus,
 )
@@ -99,7 +102,6 @@ def launch(
     check_machine(config, runs_dir, is_alone=machines is None)
     for line in memory_warnings(config):
         report(line)
-    prepare_corpus(config, report)
     with claimed(_choose(runs_dir, base, name), report) as (records, resumed):
         run = Run(records.path)
         for line in sweep(sock_root(), shm_root(), spare=run.folder.run_id):
@@ -108,8 +110,14 @@ def launch(
             check_resumable(run, config)
         elif config.train.init_from:
             check_first_weights(config)
+        if not resumed:  # a resumed run keeps its own until nothing can be refused any more
+            keep_config(run, config)
+        enter_stage(run.path, corpus_stage(config))
+        prepare_corpus(config, report)
         if measure and machines is None:
+            enter_stage(run.path, "measuring this machine's peak")
             measure_peak(config.train.device, report)
+        enter_stage(run.path, "starting nodes")
         report(f"{'resuming' if resumed else 'starting'} run {run.name}")
         end_run(
             run.folder.run_id,

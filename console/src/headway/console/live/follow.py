@@ -71,6 +71,14 @@ class Follower:
         with self._counting() if stop_on_interrupt else contextlib.nullcontext(), self._view:
             try:
                 return self._loop()
+            except (FileNotFoundError, HeadwayError) as error:
+                if self._run.folder.run_json.exists():
+                    raise
+                raise HeadwayError(
+                    f"the folder of run {self._run.name} was removed: its start failed or was "
+                    "cancelled, or somebody removed it",
+                    remedy="the shell of its `headway run` has the reason",
+                ) from error
             except BrokenPipeError:
                 # The reader of a pipe ends by the same Ctrl-C: the run has to stop all the same.
                 if self._interrupts and not self._stop_accepted:
@@ -81,7 +89,7 @@ class Follower:
         news, shown_s = News(self._run, since=self._since()), float("-inf")
         reader = ProgressReader(self._run, self._peak)
         while True:
-            outcome, live = self._run.outcome, self._run.live
+            outcome, live = self._run.outcome, self._run.live or self._run.starter is not None
             for at_unix_s, line in news.read():
                 self._view.report(line, at_unix_s)
             now = time.monotonic()
@@ -101,7 +109,9 @@ class Follower:
             time.sleep(POLL_S)
 
     def _since(self) -> int | None:
-        """Tell from the newest driver's start on."""
+        """Report from the newest driver's start on, or what comes if one is being started."""
+        if self._run.starter is not None:
+            return None
         newest = self._run.query("SELECT MAX(id) FROM events WHERE name = 'driver_started'")
         return int(newest[0][0]) - 1 if newest and newest[0][0] is not None else None
 

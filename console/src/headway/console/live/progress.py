@@ -24,8 +24,8 @@ class Progress:
 
     name: str
     phase: str
-    """The driver's phase, the outcome of an ended run, ``unreachable`` while no driver answers,
-    ``interrupted`` when an unfinished run has no process."""
+    """The driver's phase, the outcome of an ended run, ``starting`` before its driver answers,
+    ``unreachable`` while no driver does, ``interrupted`` when an unfinished run has no process."""
     step: int
     """Completed steps."""
     steps: int
@@ -44,7 +44,8 @@ class Progress:
     last_skipped: int | None = None
     """The newest of them, None without any."""
     waiting: str = ""
-    """Why the run does not step now, as the driver says it; empty while it steps."""
+    """Why the run does not step now, as the driver or the command that starts it says; empty while
+    it steps."""
     applied: int = 0
     """Newest steering command that all ranks applied."""
     detail: str = ""
@@ -124,10 +125,11 @@ class ProgressReader:
     def _read(self, timeout_s: float, num_ranks: int) -> Progress:
         self._read_config()
         self.new = self.newest.update()
+        starter = self._run.starter
         run, last, rate = self._run, self.newest.last, self.newest.tokens_per_s()
         progress = Progress(
             name=run.name,
-            phase=run.state.replace("live", "unreachable"),
+            phase=run.state.replace("live", "unreachable") if starter is None else "starting",
             step=last.step + 1 if last else 0,
             steps=self.config.train.steps,
             loss=last.loss if last else None,
@@ -135,7 +137,8 @@ class ProgressReader:
             lr=last.lr if last else None,
             tokens_per_s=rate or None,
             generation=last.generation if last else -1,
-            detail=run.fact("detail"),
+            detail="" if starter is not None else run.fact("detail"),
+            waiting="" if starter is None else starter.doing(),
             mfu=utilisation(self.config, self.peak, rate),
         )
         if not progress.is_over:

@@ -116,6 +116,12 @@ def shared_bytes(config: RunConfig) -> int:
     return 3 * 3 * 4 * model_shape(config).parameters + SHM_BESIDES_BYTES
 
 
+def corpus_stage(config: RunConfig) -> str:
+    """What ``prepare_corpus`` is about to do, for who waits for it."""
+    verb = "checking" if _is_there(Path(config.data.path)) else "preparing"
+    return f"{verb} corpus {config.data.source}"
+
+
 def prepare_corpus(config: RunConfig, report: Callable[[str], None]) -> None:
     """Make the corpus if it is absent, then check that it can be read and fits the model.
 
