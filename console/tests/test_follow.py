@@ -10,7 +10,9 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 
+import msgspec
 import pytest
 from headway.common.errors import DeadlineError, HeadwayError
 from headway.console.live import follow, news
@@ -70,6 +72,16 @@ def test_a_line_tells_step_loss_rate_utilisation_and_time_left(fake: FakeRun) ->
     ):
         assert part in progress.line()
     json.dumps(progress.record())
+
+
+def test_while_torch_is_loaded_the_run_is_starting(fake: FakeRun) -> None:
+    loading = "loading torch on node 0 (23 s)"
+    told = {"phase": "gathering", "is_starting": True, "waiting": loading}
+    status = msgspec.structs.replace(fake.run.status(), **told)  # type: ignore[type-var]
+    progress = replace(
+        read_progress(fake.run), status=status, phase=status.phase, waiting=status.waiting
+    )
+    assert progress.line().endswith(f"  starting: {loading}")
 
 
 def test_without_a_peak_utilisation_is_left_out_not_invented(fake: FakeRun) -> None:

@@ -158,6 +158,33 @@ def test_a_verdict_about_a_service_names_no_rank(lines: Lines) -> None:
     assert lines(_verdict("data_stall", rank=-1)) == ["verdict: data_stall on node 0; wait"]
 
 
+@pytest.mark.parametrize(
+    ("fields", "more"),
+    [
+        (
+            {"reason": "it was killed by SIGKILL", "is_training": True},
+            ": it was killed by SIGKILL; training was not interrupted",
+        ),
+        ({"reason": "", "is_training": False}, ""),
+    ],
+)
+def test_an_executor_that_was_replaced_is_one_line_with_the_reason(
+    lines: Lines, fields: dict[str, object], more: str
+) -> None:
+    (line,) = lines(("executor_restarted", {"node": 0, **fields}))
+    assert line == f"the executor of node 0 was started again{more}"
+    during = (_fence("rank 1 left"), ("executor_restarted", {"node": 0, **fields}))
+    assert lines(*during) == [], "a part of the recovery"
+
+
+def test_silence_of_an_executor_and_a_lost_init_are_told(lines: Lines) -> None:
+    silent, lost = lines(
+        ("node_silent", {"node": 0, "silent_s": 3.1}), ("init_restarted", {"node": 1})
+    )
+    assert silent == "the executor of node 0 has not reported for 3.1 s; it is started again"
+    assert lost.startswith("the init of node 1 has ended and was started again; training")
+
+
 def test_what_becomes_of_nodes_and_snapshots_is_told(lines: Lines) -> None:
     events: tuple[tuple[str, dict[str, object]], ...] = (
         ("executor_ended", {"node": 1}),
@@ -168,7 +195,7 @@ def test_what_becomes_of_nodes_and_snapshots_is_told(lines: Lines) -> None:
         ("run_over", {"outcome": "finished", "detail": "", "step": 9}),
     )
     assert lines(*events) == [
-        "the init of node 1 has ended; restarting it",
+        "the init of node 1 has ended; it is started again",
         "node 1 is back as a spare",
         "snapshot of rank 1 on node 0 is damaged and not used: bad digest",
         "node 1 is draining: a checkpoint, then a spare takes over",

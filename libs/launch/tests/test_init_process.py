@@ -29,6 +29,7 @@ from headway.launch.init.beats import BeatSender
 folder = ClusterFolder(Path(sys.argv[3]))
 orders = folder.path.parent / "orders"
 beats = BeatSender(os.environ)
+print("after:", os.environ["HEADWAY_RESTARTED_FOR"])
 print("one of many lines\\nthe last line", flush=True)
 if (orders / "crash").exists():
     sys.exit(7)
@@ -127,6 +128,8 @@ def test_a_killed_executor_is_started_again_and_its_children_live_on(node: Node)
     (row,) = node.events("starting it again")
     assert row["reason"] == "it was killed by SIGKILL" and row["last_line"] == "the last line"
     assert row["pause_s"] == 0.0
+    log = node.cluster.path / "logs" / "n0-executor.log"
+    assert "after: it was killed by SIGKILL" in log.read_text(), "its successor knows it"
 
 
 def test_the_executor_has_a_session_a_log_and_the_names_of_its_node(node: Node) -> None:

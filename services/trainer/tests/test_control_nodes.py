@@ -110,8 +110,11 @@ def test_a_node_whose_executor_was_started_again_keeps_its_ranks_and_generation(
     hand.silent.clear()
     hand.incarnation[1] += 1
     hand.versions[1] = 0
-    hand.beat(1)
-    hand.wait(20.0)
+    why = "it was killed by SIGKILL"
+    logged = only(hand.beat(1, restarted_for=why), Log)
+    fields = {"node": 1, "reason": why, "is_training": True}
+    assert (logged.event, logged.fields) == ("executor_restarted", fields)
+    assert "executor_restarted" not in events(hand.wait(20.0)), "once"
     assert (hand.state.phase, hand.state.generation) == ("running", 0)
     assert hand.state.status_of(1) == "active"
 

@@ -21,6 +21,7 @@ from headway.trainer.control.decisions.events import (
     Finish,
     ReleaseNode,
     RestartNode,
+    Tick,
 )
 from headway.trainer.control.decisions.invariants import check
 
@@ -40,6 +41,22 @@ def test_one_silent_node_has_not_reported_and_two_have_not() -> None:
     while hand.state.status_of(1) != "silent":
         hand.wait(0.5)
     assert hand.state.why().startswith("nodes 0, 1 have not reported for ")
+
+
+def test_loading_torch_is_said_with_its_time_before_the_first_worker() -> None:
+    hand = Hand()
+    loading = {"workers": (), "trouble": "no worker can be forked yet"}
+    hand.beat(0, loading_s=20.0, **loading)
+    hand.beat(1, loading_s=21.0, **loading)
+    hand.beat(2)
+    assert hand.state.why() == "loading torch on nodes 0, 1 (21 s)" and hand.state.is_loading
+    hand.send(Tick(), after_s=1.0)
+    assert hand.state.why() == "loading torch on nodes 0, 1 (22 s)"
+    hand.beat(0, workers=(), trouble="forks fail")
+    assert hand.state.why() == "node 0 has no worker for ranks 0, 1: forks fail"
+    assert not hand.state.is_loading
+    hand.beat(0)
+    assert hand.state.why() == "loading torch on node 1 (22 s)"
 
 
 @pytest.mark.parametrize(

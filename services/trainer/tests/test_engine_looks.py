@@ -16,6 +16,7 @@ class _Machines:
     def __init__(self, *, bad: int, silent: list[int]) -> None:
         self.bad, self._silent = bad, silent
         self.started: list[int] = []
+        self.noted: list[tuple[str, dict[str, Any]]] = []
 
     def has_ended(self, node: int) -> bool:
         return node >= 0
@@ -39,13 +40,15 @@ class _Machines:
 
 
 def _looks(machines: _Machines) -> EngineLooks:
-    return EngineLooks(*[machines] * 4, lambda _: None)  # type: ignore[arg-type]
+    note = lambda event, fields: machines.noted.append((event, fields))  # noqa: E731
+    return EngineLooks(*[machines] * 4, lambda _: None, note)  # type: ignore[arg-type, call-arg]
 
 
 def test_a_node_whose_init_cannot_be_started_holds_up_no_other() -> None:
     machines = _Machines(bad=0, silent=[2])
     _looks(machines).for_orphans(range(4))
     assert machines.started == [1, 3], "and a silent one is the business of another look"
+    assert machines.noted == [("init_restarted", {"node": node}) for node in (1, 3)]
 
 
 def test_of_many_nodes_each_has_its_turn() -> None:

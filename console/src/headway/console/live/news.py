@@ -26,8 +26,12 @@ OF_VICTIMS = frozenset({"collective_timeout", "peer_lost"})
 """Verdicts about ranks that suffer from what happened to another one; often several at once."""
 
 _LINES = {
-    "node_silent": "node {node} is silent; starting it again",
-    "executor_ended": "the init of node {node} has ended; restarting it",
+    "node_silent": "the executor of node {node} has not reported for {silent_s} s; it is started "
+    "again",
+    "executor_ended": "the init of node {node} has ended; it is started again",
+    "executor_restarted": "the executor of node {node} was started again{because}{effect}",
+    "init_restarted": "the init of node {node} has ended and was started again; training was not "
+    "interrupted",
     "node_returned": "node {node} is back as a spare",
     "checkpoint_damaged": "checkpoint of rank {rank} is damaged and not used: {reason}",
     "snapshot_damaged": "snapshot of rank {rank} on node {node} is damaged and not used: {reason}",
@@ -44,6 +48,9 @@ _LINES = {
     "run_over": "run {outcome}{because}",
 }
 """Journal events that are a line by themselves; others are left to `headway logs`."""
+
+_OF_EXECUTORS = ("node_silent", "executor_ended", "executor_restarted")
+"""Not printed during a recovery, which they are a part of."""
 
 _PHRASES = {
     "killed": "was killed",
@@ -162,7 +169,7 @@ class News:
         elif event.name == "node_replaced" and self._recovery is not None:
             f = event.fields
             self._recovery.moves.append(f"node {f['spare']} took over from node {f['node']}")
-        elif event.name in ("node_silent", "executor_ended") and self._recovery is not None:
+        elif event.name in _OF_EXECUTORS and self._recovery is not None:
             pass
         elif event.name == "verdict" and event.fields.get("finding"):
             yield str(event.fields["finding"])  # that it is over as well
@@ -279,6 +286,9 @@ def _line(event: _Event) -> str:
             more |= {"where": f"node {f['node']}{rank}", "line": _log_line(f)}
         case "command":
             more["setting"] = _setting(f)
+        case "executor_restarted":
+            more["because"] = f": {f['reason']}" if f["reason"] else ""
+            more["effect"] = "; training was not interrupted" * bool(f["is_training"])
         case "run_over":
             more["because"] = f": {f['detail']}" if f["detail"] else ""
     return _LINES[event.name].format(**{**f, **more}).strip()

@@ -61,7 +61,9 @@ class Progress:
 
     @property
     def state(self) -> str:
-        """The phase, or that it is paused."""
+        """The phase, or that it is paused, or loads torch."""
+        if self.status is not None and self.status.is_starting:
+            return "starting"
         return "paused" if self.paused else self.phase
 
     def facts(self) -> list[str]:

@@ -16,6 +16,8 @@ from headway.common.node.process import ProcessId
 
 ENV_BEAT_FD = "HEADWAY_BEAT_FD"
 """In the environment of an executor: the pipe to its init."""
+ENV_RESTARTED_FOR = "HEADWAY_RESTARTED_FOR"
+"""In the environment of an executor: how the one before it ended."""
 
 _BEAT, _END = b".", b"0"
 _MOST = 4096

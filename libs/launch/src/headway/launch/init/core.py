@@ -145,6 +145,8 @@ class Core:
         self._is_audible, self._limit_s = False, self.limits.start_s
         self._state = ""
         self._killed_for = ""
+        self.ended_for = ""
+        """How the last executor ended."""
         self._is_starting = self._is_asked = self._is_leaving = False
         self._not_started_for = ""
         self._may_be_quick = True
@@ -224,7 +226,8 @@ class Core:
             return []
         pid, lived_s = self.process.pid, self._now - self._started_at
         self.process = None
-        fields: dict[str, object] = {"pid": pid, "reason": self._killed_for or _how(event.code)}
+        self.ended_for = self._killed_for or _how(event.code)
+        fields: dict[str, object] = {"pid": pid, "reason": self.ended_for}
         if self._is_asked:
             is_good = event.code in (0, -signal.SIGTERM)
             return [Log("info", "the executor has ended", fields), self._leave(int(not is_good))]

@@ -16,7 +16,7 @@ from headway.common.errors import InputError
 from headway.common.node.claim import ClaimedError, claim, holder_of
 from headway.common.node.freezer import is_frozen
 from headway.common.node.process import DEAD, GONE, ProcessId, spawn
-from headway.launch.init.beats import ENV_BEAT_FD, BeatReader, Heard
+from headway.launch.init.beats import ENV_BEAT_FD, ENV_RESTARTED_FOR, BeatReader, Heard
 from headway.launch.init.core import FROZEN
 
 DYING_S = 1.0
@@ -89,8 +89,8 @@ class Executor:
             return None
 
     @classmethod
-    def start(cls, place: Place) -> Executor:
-        """Start one, in a session of its own.
+    def start(cls, place: Place, restarted_for: str = "") -> Executor:
+        """Start one, in a session of its own; ``restarted_for``: how the one before it ended.
 
         Raises:
             HeadwayError, OSError: it cannot be started.
@@ -99,11 +99,12 @@ class Executor:
         offset = log.stat().st_size if log.exists() else 0
         beats, fd = BeatReader.create()
         words = ["executor", "--cluster", str(place.cluster), "--node", str(place.node)]
+        sent = {ENV_BEAT_FD: str(fd), ENV_RESTARTED_FOR: restarted_for}
         try:
             process = spawn(
                 [sys.executable, "-m", "headway.trainer", *words],
                 log_path=log,
-                env={**place.environment("executor", os.environ), ENV_BEAT_FD: str(fd)},
+                env={**place.environment("executor", os.environ), **sent},
                 keep_fds=[fd],
             )
             # Claim on its behalf, so that an init that takes over a moment later finds it.

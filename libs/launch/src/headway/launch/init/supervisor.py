@@ -117,7 +117,7 @@ class Supervisor:
         try:
             found = Executor.find(self._place)
             is_adopted = found is not None
-            executor = found or Executor.start(self._place)
+            executor = found or Executor.start(self._place, self._core.ended_for)
         except (HeadwayError, OSError) as error:
             is_gone = not self._place.cluster.exists()
             return NotStarted(str(error), is_gone=is_gone)

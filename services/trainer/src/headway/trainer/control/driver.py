@@ -195,7 +195,8 @@ class Driver:
         self._service.every(LEASE_RENEW_S, self._leadership.renew)
         self._service.every(TICK_S, self.tick)
         self._service.every(FLUSH_S, self._reports.flush)
-        looks = EngineLooks(self.engine, cluster, self.lines, self._background, self.handle)
+        tools = (self.engine, cluster, self.lines, self._background)
+        looks = EngineLooks(*tools, self.handle, self.note)
         self._service.every(ENDED_S, looks.for_ended)
         self._service.every(ORPHANS_S, lambda: looks.for_orphans(self.state.nodes))
         self._metrics.serve(

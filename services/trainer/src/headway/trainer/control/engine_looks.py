@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 from headway.common.errors import HeadwayError
 from headway.common.log import get_logger
@@ -43,9 +44,10 @@ class EngineLooks:
         lines: Lines,
         background: Background,
         handle: Callable[[ExecutorEnded], object],
+        note: Callable[[str, dict[str, Any]], object],
     ) -> None:
         self._engine, self._cluster, self._lines = engine, cluster, lines
-        self._background, self._handle = background, handle
+        self._background, self._handle, self._note = background, handle, note
         self._begin = 0
 
     def for_ended(self) -> None:
@@ -67,17 +69,21 @@ class EngineLooks:
         self._begin = begin + MAX_ASKED
         asked = [node for node in nodes[begin : self._begin] if node not in silent]
 
-        def restart() -> None:
+        def restart() -> list[int]:
+            started = []
             for node in asked:
                 # In this order: an init that ended as asked has outlived its executor.
                 if self._has_ended(node) and self._cluster.living(node) is not None:
-                    log.warning("the init of a node has ended; starting it again", node=node)
                     try:
                         self._engine.start_node(node)
+                        started.append(node)
                     except (HeadwayError, OSError) as failed:  # the others need theirs too
                         log.warning("no init can be started", node=node, reason=str(failed))
+            return started
 
-        def then(_result: object, error: Exception | None) -> None:
+        def then(started: list[int] | None, error: Exception | None) -> None:
+            for node in started or ():
+                self._note("init_restarted", {"node": node})
             if error is not None:
                 log.warning("no init can be started", reason=str(error))
 

@@ -228,6 +228,7 @@ class Requests:
             statuses=dict(state.statuses),
             skipped=self._num_skipped(),
             troubles=state.troubles(),
+            is_starting=state.is_loading,
         )
 
     def _waiting(self) -> str:

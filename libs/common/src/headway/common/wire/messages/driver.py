@@ -56,6 +56,11 @@ class NodeBeat(Message, tag="driver.node_beat/1"):
     """How far ``clock_offset_ns`` may be off, either way."""
     is_ending: bool = False
     """The executor was asked to end: all stores are to write what memory holds."""
+    loading_s: float | None = None
+    """How long the zygote has been loading torch; None: it can fork workers, or is not up."""
+    restarted_for: str = ""
+    """How the executor before this one ended, as the init of the node saw it; empty if there was
+    none, or another init."""
 
 
 class WorkerGone(Message, tag="driver.worker_gone/1"):
@@ -284,6 +289,8 @@ class Status(Message, tag="driver.status/1"):
     detail: str = ""
     waiting: str = ""
     """Why the run makes no steps at the moment, as a sentence; empty while it does."""
+    is_starting: bool = False
+    """It waits for torch to be loaded on a node, as ``waiting`` says."""
     num_ranks: int = 0
     """Ranks of the whole run."""
     statuses: dict[str, int] = msgspec.field(default_factory=dict)

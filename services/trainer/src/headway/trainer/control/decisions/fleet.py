@@ -50,6 +50,8 @@ class Node:
     step: int = 0
     """Completed steps, the least of its workers in that generation."""
     trouble: str = ""
+    loading_since: float | None = None
+    """Since when it has been loading torch; None while it is not."""
     gone: dict[str, int] = field(default_factory=dict)
     """Worker -> pid of those that are dead or as good as dead,
     until no full beat shows them any more."""
@@ -79,6 +81,8 @@ class Received:
     changes: list[Change]
     returned: bool = False
     was_silent: bool = False
+    is_restarted: bool = False
+    """Another executor has sent it than the one before."""
 
 
 class Fleet:
@@ -170,6 +174,7 @@ class Fleet:
         if node is None:
             return None
         process = (beat.incarnation, beat.pid)
+        is_restarted = node.process[0] >= 0 and process != node.process
         if process != node.process:
             if beat.incarnation < node.process[0] and node.status in ("active", "spare"):
                 return None
@@ -177,7 +182,8 @@ class Fleet:
         node.beat_at, node.silent_before_s = now, 0.0
         del self._by_silence[node.number]
         self._by_silence[node.number] = None
-        received = Received(node, [], was_silent=node.is_missed)
+        node.loading_since = None if beat.loading_s is None else now - beat.loading_s
+        received = Received(node, [], was_silent=node.is_missed, is_restarted=is_restarted)
         node.is_missed = False
         if beat.workers is None:
             if beat.version == node.version:

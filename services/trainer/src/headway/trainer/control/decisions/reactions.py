@@ -44,6 +44,10 @@ def on_beat(core: Core, beat: NodeBeat) -> tuple[int | None, list[Action]]:
         killed = [name for name in node.workers if name in core.fleet.doomed]
         actions.append(Log("node_returned", {"node": node.number, "killed": killed}))
         actions += core.kills()
+    elif received.is_restarted and node.status != "lost":
+        fields = {"node": node.number, "reason": beat.restarted_for}
+        is_training = core.phase == "running"
+        actions.append(Log("executor_restarted", {**fields, "is_training": is_training}))
     for change in received.changes:
         rank = core.members.rank_of.get(change.worker)
         if rank is None:

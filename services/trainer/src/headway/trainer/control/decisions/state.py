@@ -46,7 +46,7 @@ from headway.trainer.control.decisions.events import (
 from headway.trainer.control.decisions.invariants import check
 from headway.trainer.control.decisions.phases.base import Phase
 from headway.trainer.control.decisions.phases.choosing import Beginning, Choosing, Reading, found
-from headway.trainer.control.decisions.phases.gathering import Gathering
+from headway.trainer.control.decisions.phases.gathering import Gathering, loading_sentence
 from headway.trainer.control.decisions.phases.generation import Joining, Leaving, Over, Running
 from headway.trainer.control.decisions.saves import Saves
 from headway.trainer.control.decisions.stop import StopWatch
@@ -344,6 +344,11 @@ class RunState:
         of those that have said so in their newest beat."""
         nodes = self._core.fleet.nodes.items()
         return {n: node.trouble for n, node in nodes if node.trouble and node.status != "lost"}
+
+    @property
+    def is_loading(self) -> bool:
+        """Whether ranks wait for torch to be loaded on a node."""
+        return self._core.phase == "gathering" and bool(loading_sentence(self._core))
 
     def is_active(self, node: int) -> bool:
         """Whether the node carries ranks; False also for a number that the run does not know."""

@@ -166,6 +166,11 @@ class Guardian:
         """How long the drivers were silent."""
         return self._clock_s - self._beat_at
 
+    @property
+    def loading_s(self) -> float | None:
+        """How long the zygote has been loading torch; None: it can fork, or is not up."""
+        return self.services.starting_s("zygote", self._clock_s)
+
     def trouble(self) -> str:
         """Why the node cannot do what it should, as sentences; empty while it can."""
         parts = [
@@ -173,7 +178,7 @@ class Guardian:
             *self.workers.trouble(self.wanted if self.refill else 0),
         ]
         if not self.services.is_serving("zygote") and len(self.workers.members) < self.wanted:
-            parts.append("the zygote is starting: no worker can be forked yet")
+            parts.append("torch is being loaded: no worker can be forked yet")
         parts += self.leading.trouble()
         if self._folder.state != "there":
             parts.append(f"the run's folder cannot be seen: {self._folder.detail}")

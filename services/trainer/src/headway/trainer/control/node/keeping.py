@@ -93,6 +93,14 @@ class Services:
         service = self.kept.get(name)
         return service is not None and service.status == "up" and service.beat_at is not None
 
+    def starting_s(self, name: str, now: float) -> float | None:
+        """How long the process of a service has run without a beat; None if it sends them, or there
+        is no process."""
+        service = self.kept.get(name)
+        if service is None or service.status != "up" or service.beat_at is not None:
+            return None
+        return now - service.since
+
     # ---- what happens -------------------------------------------------------------------------
     def started(self, action: StartService, process: ProcessId, now: float) -> list[Action]:
         """A start took effect; a service that is not kept any more is ended again."""

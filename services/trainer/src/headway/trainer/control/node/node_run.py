@@ -28,6 +28,7 @@ from headway.common.wire.message import Message
 from headway.common.wire.messages.driver import NodeBeat, Seals
 from headway.common.wire.messages.executor import DriverBeat, Inject
 from headway.launch.cluster import ClusterFolder
+from headway.launch.init.beats import ENV_RESTARTED_FOR
 from headway.launch.leases import lease_of
 from headway.trainer import zygote_beat
 from headway.trainer.config import RunConfig
@@ -331,6 +332,8 @@ class NodeRun:
             clock_offset_ns=clock.offset_ns if clock is not None else None,
             clock_uncertainty_ns=clock.uncertainty_ns if clock is not None else None,
             is_ending=is_ending,
+            loading_s=guardian.loading_s,
+            restarted_for=os.environ.get(ENV_RESTARTED_FOR, ""),
         )
 
     def compare_clock(self, answer: DriverBeat) -> None:

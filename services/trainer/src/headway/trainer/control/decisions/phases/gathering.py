@@ -6,6 +6,7 @@ from headway.common.wire.messages.executor import WorkerBeat
 from headway.trainer.control.decisions import spikes, waiting
 from headway.trainer.control.decisions.core import Core
 from headway.trainer.control.decisions.events import Action, Log, RestartNode
+from headway.trainer.control.decisions.fleet import names
 from headway.trainer.control.decisions.phases.base import Phase
 from headway.trainer.control.decisions.replacing import giving_way, replace, replace_lost
 from headway.trainer.control.decisions.same_code import code_sentence, refused_nodes
@@ -66,6 +67,8 @@ class Gathering(Phase):
             return code_sentence(core, refused) + waiting.outlook(core)
         if core.is_adopting:
             return "a new driver is taking over"
+        if loading := loading_sentence(core):
+            return loading
         for number in waiting.short(core):
             return waiting.no_worker(core, number) + waiting.outlook(core)
         return "every rank has a worker"
@@ -85,6 +88,17 @@ def _last_resort(core: Core) -> list[Action]:
         if node.bar == "trouble" and core.effects.due(RestartNode, number, again_s=RESTART_GRACE_S):
             actions += restart(core, number)
     return actions
+
+
+def loading_sentence(core: Core) -> str:
+    """``loading torch on node 0 (23 s)``, if nothing else keeps ranks from having a worker."""
+    if core.is_adopting or core.fleet.unreachable or refused_nodes(core):
+        return ""
+    short = {number: core.fleet.nodes[number] for number in waiting.short(core)}
+    since = {n: at for n, node in short.items() if (at := node.loading_since) is not None}
+    if not since or any(node.trouble for n, node in short.items() if n not in since):
+        return ""
+    return f"loading torch on {names(since)} ({core.clock.now - min(since.values()):.0f} s)"
 
 
 def _fill(core: Core, rank: int) -> None:
