@@ -49,7 +49,7 @@ def test_each_stage_of_a_start_can_be_watched_and_a_refusal_leaves_no_run(
     seen: list[str] = []
 
     def look(*_: object) -> None:
-        code, out, _ = shell("status")
+        code, out, _err = shell("status")
         assert code == 0, out
         line = out.splitlines()[0]
         seen.append(line.rpartition(" (")[0])
