@@ -209,6 +209,31 @@ def test_a_drained_node_gives_its_rank_to_the_spare_after_a_checkpoint(live: Liv
     assert "no spare is ready for node 2" in live.headway("drain", NAME, "2", code=2)
 
 
+@pytest.mark.timeout(240)
+def test_a_node_that_left_is_started_again_and_is_the_spare_of_the_next(live: Live) -> None:
+    gone = [number for number, status in live.status()["nodes"].items() if status == "lost"]
+    assert gone == ["1"], "drained by the test before"
+    text = live.headway("node", "start", "--run", NAME, "--node", "1")
+    assert text.startswith(f"node 1 is up in run {NAME}, pid ")
+    assert live.status()["nodes"]["1"] == "spare"
+    generation = live.status()["generation"]
+    live.wait_until(lambda: not live.status()["troubles"], "the spare is ready")
+    live.headway("evict", NAME, "2")
+    live.wait_running(generation + 1)
+    live.wait_until(lambda: live.status()["nodes"]["2"] == "lost", "it has left")
+    assert {row["rank"]: row["node"] for row in live.status()["ranks"]} == {0: 0, 1: 1}
+    cluster = str(live.run.cluster_folder)
+    facts = json.loads(_start(live, "--cluster", cluster, "--node", "2", "--json"))
+    assert (facts["cluster"], facts["node"]) == (cluster, 2)
+    assert live.status()["nodes"] == {"0": "active", "1": "active", "2": "spare"}
+    again = json.loads(_start(live, "--cluster", cluster, "--node", "2", "--json"))
+    assert again["pid"] == facts["pid"], "a node that runs is left alone"
+
+
+def _start(live: Live, *words: str) -> str:
+    return live.headway("node", "start", *words)
+
+
 def test_logs_are_found_by_name_rank_and_level(live: Live) -> None:
     lines = [
         json.loads(line)
