@@ -11,6 +11,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from headway.ckpt_store.client import newest
+from headway.console.run import Run
 from headway.launch.cluster import ClusterFolder
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -30,21 +32,22 @@ class Terraform:
                     "TF_DATA_DIR": str(self.folder / ".terraform"),
                     "TF_IN_AUTOMATION": "1", "CHECKPOINT_DISABLE": "1"}  # fmt: skip
 
-    def _run(self, *words: str, codes: tuple[int, ...] = (0,)) -> tuple[int, str]:
+    def _run(self, *words: str, codes: tuple[int, ...] = (0,), **env: str) -> tuple[int, str]:
         done = subprocess.run(
             words,
-            env=self.env,
+            env={**self.env, **env},
             cwd=self.machine.folder,
             capture_output=True,
             text=True,
             check=False,
         )
         assert done.returncode in codes, f"{words}: {done.returncode}\n{done.stdout}\n{done.stderr}"
-        return done.returncode, done.stdout
+        return done.returncode, done.stdout + done.stderr
 
-    def up(self, nodes: int) -> str:
+    def up(self, nodes: int, code: int = 0, **env: str) -> str:
         """What it printed."""
-        return self._run(str(ROOT / "infra/terraform/up.sh"), "local", str(nodes))[1]
+        words = (str(ROOT / "infra/terraform/up.sh"), "local", str(nodes))
+        return self._run(*words, codes=(code,), **env)[1]
 
     def down(self) -> None:
         self._run(str(ROOT / "infra/terraform/down.sh"), "local")
@@ -149,6 +152,38 @@ def test_a_folder_may_have_blanks_and_quotes_in_its_name(name: str, machine: Any
     assert {path.name for path in machine.folder.iterdir()} <= {"output.txt", "runs"}, (
         "nothing beside it"
     )
+
+
+@pytest.mark.timeout(400)
+def test_a_live_run_keeps_its_nodes_until_it_is_drained(machine: Any) -> None:
+    tf = Terraform(machine)
+    tf.up(3)
+    before = tf.pids(3)
+    shape = ("parallel.pp=2", "parallel.dp=1", "launch.nodes=2", "launch.ranks_per_node=1",
+             "launch.spares=0", "launch.standbys=1", "train.steps=1000000",
+             "train.global_batch_size=4", "ckpt.durable_every=1000000")  # fmt: skip
+    where = ("--runs-dir", machine.runs, "--cluster", tf.folder)
+    machine.headway("run", "examples/tiny.toml", "--detach", *where, *machine.settings(shape))
+    machine.wait_until(lambda: machine.status("tiny").get("step", 0) > 0, "the first step")
+
+    text = tf.up(1, code=2)
+    used = f"error: node 1 of {tf.folder} is used by run tiny, which is live; stop it first: "
+    assert used in text and "Traceback" not in text
+    assert tf.pids(3) == before, "nothing has ended"
+    tf.up(2)
+    assert tf.pids(2) == before[:2], "the third node carries nothing"
+    step = machine.status("tiny")["step"]
+    machine.wait_until(lambda: machine.status("tiny").get("step", 0) > step, "another step")
+
+    text = tf.up(1, DRAIN="1")
+    assert "run tiny is stopped; the newest checkpoint is of step" in text
+    run = Run(machine.runs / "tiny")
+    found = newest(run.folder.checkpoints)
+    assert run.outcome == "stopped" and found is not None and found.step > step
+    assert tf.pids(1) == before[:1] and tf.plan(1) == (0, set())
+    machine.wait_until(lambda: len(machine.processes()) == 2, "one node stays")
+    tf.down()
+    machine.assert_clean("tiny")
 
 
 def test_without_terraform_up_says_what_to_do(machine: Any) -> None:

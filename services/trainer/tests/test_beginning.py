@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from headway.common.wire.messages.worker import Steer
 from headway.launch.lease import SupersededError
-from headway.trainer.config import RunConfig
+from headway.trainer.config import LaunchConfig, ParallelConfig, RunConfig
 from headway.trainer.control.beginning import begin, is_of_plan
 from headway.trainer.control.journal import Journal
 
@@ -31,6 +31,21 @@ def test_a_placement_is_kept_while_the_same_ranks_share_a_node(
     before: dict[int, int], is_kept: bool
 ) -> None:
     assert is_of_plan(before, PLANNED) == is_kept
+
+
+@pytest.mark.parametrize(("is_joined", "nodes"), [(False, 3), (True, 8)])
+def test_other_nodes_of_a_larger_cluster_are_not_the_runs(
+    tmp_path: Path, is_joined: bool, nodes: int
+) -> None:
+    """Their idle executors were ended as hung, and listed as lost."""
+    launch = LaunchConfig(nodes=2, ranks_per_node=1, spares=1)
+    config = RunConfig(parallel=ParallelConfig(dp=2), launch=launch)
+    journal = Journal(tmp_path / "run.sqlite", epoch=1)
+    journal.begin_generation(0, {0: 0, 1: 7})
+    start = begin(config, "0123abcd", 8, 1, journal, is_joined=is_joined)
+    journal.close()
+    assert start.nodes == nodes
+    assert start.rank_nodes == ({0: 0, 1: 7} if is_joined else {0: 0, 1: 1})
 
 
 def test_nothing_is_added_to_what_a_new_driver_has_read(tmp_path: Path) -> None:

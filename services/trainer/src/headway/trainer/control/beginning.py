@@ -30,10 +30,15 @@ def begin(
     it one by one if ``is_joined``; ``former`` as in ``Start``. ``marked`` is the newest generation
     that the checkpoints folder knows, which a journal that was damaged may not.
 
+    A cluster on this machine may have more nodes than the run was started with: those are not the
+    run's, so it neither waits for them nor restarts them.
+
     Raises:
         SupersededError: a newer driver leads the run.
     """
     journal.lead()  # first: nothing may be added to what is read now
+    if not is_joined:
+        nodes = min(nodes, config.launch.nodes + config.launch.spares)
     placement = Placement(config.parallel.grid, config.launch.ranks_per_node)
     carriers = range(placement.num_nodes)
     planned = {rank: node for node in carriers for rank in placement.ranks_of(node)}
