@@ -49,6 +49,7 @@ SMALL = (
     "train.eval_every=0",
     "train.sample_tokens=0",
     "ckpt.durable_every=5",
+    "recovery.max_node_failures=1000",  # an hour of faults is not to move ranks to the spare
 )
 CONFIG = "examples/tiny.toml"
 STEPS_PER_FAULT = 75
