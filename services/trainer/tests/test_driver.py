@@ -8,6 +8,7 @@ import signal
 import sqlite3
 from typing import Any
 
+import msgspec
 import pytest
 from headway.common.errors import BusyError, DeadlineError, RemoteError
 from headway.common.node.process import ProcessId
@@ -66,6 +67,24 @@ def test_metrics_are_acknowledged_once_they_are_in_the_journal(place: Place) -> 
 
     assert wait_until(acknowledged, LIMIT_S)
     assert place.rows("SELECT step FROM metrics") == [(0,)]
+
+
+def test_what_nodes_send_that_are_not_of_the_run_is_dropped(place: Place) -> None:
+    place.start()
+    node = begin(place)
+    metrics = StepMetrics(
+        generation=0, step=5, loss=1.0, grad_norm=1.0, lr=0.1, tokens=1, duration_s=0.1, unix_s=0.0
+    )
+    for number in (-1, 1, 2**40):
+        stray = place.beat("running", generation=0, rank=0, step=5)
+        node.client.notify(msgspec.structs.replace(stray, node=number))
+        node.client.notify(Report(node=number, sequence=1, oldest=1, metrics=metrics))
+    own = msgspec.structs.replace(metrics, step=0)
+    node.client.notify(Report(node=0, sequence=1, oldest=1, metrics=own))
+    assert wait_until(lambda: place.rows("SELECT step FROM metrics"), LIMIT_S)
+    assert place.rows("SELECT step FROM metrics") == [(0,)], "the same line, one after the other"
+    with place_console(place) as console:
+        assert console.call(GetStatus(), Status).nodes == {0: "active"}
 
 
 def test_a_successor_fences_a_stopped_driver_and_takes_the_run_as_it_is(place: Place) -> None:
