@@ -240,20 +240,6 @@ def test_a_run_that_waits_restored_is_not_fenced_and_gets_its_commands() -> None
     assert hand.state.why().startswith("waiting for the first step of ranks 0, 1, 2, 3")
 
 
-def test_a_wait_for_the_first_step_names_what_is_wrong_on_the_node_of_the_rank() -> None:
-    hand = Hand()
-    hand.gather()
-    hand.read()
-    hand.begin(hand.send(DurableFound(None)))
-    hand.join(0, status="restored")
-    hand.trouble[0] = "dataloader is restarted repeatedly: it sent no beat for 5 s"
-    hand.beat(0)
-    assert hand.state.why().endswith(f"; node 0: {hand.trouble[0]}")
-    hand.trouble[0] = ""
-    hand.beat(0)
-    assert "node 0" not in hand.state.why()
-
-
 def test_who_does_not_restore_in_time_is_left_behind_by_name() -> None:
     hand = Hand()
     hand.gather()

@@ -79,6 +79,20 @@ def test_a_service_that_is_restarted_in_a_loop_is_in_trouble_while_it_runs() -> 
     assert node.is_whole
 
 
+def test_a_data_daemon_is_named_from_its_death_until_it_serves_again() -> None:
+    node = up()
+    process = node.guardian.services.process("dataloader")
+    assert process is not None
+    node.processes[process].state = "Z"
+    seen = []
+    while not seen or seen[-1]:
+        node.run(0.25)
+        seen.append(node.guardian.trouble())
+    assert list(dict.fromkeys(seen))[-2:] == ["dataloader is starting again: died", ""]
+    assert all(text.endswith(": died") for text in seen[:-1])
+    assert node.guardian.services.is_serving("dataloader")
+
+
 def test_the_executors_own_stall_is_not_held_against_services() -> None:
     node = up()
     for _ in range(5):

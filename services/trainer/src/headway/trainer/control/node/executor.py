@@ -186,8 +186,7 @@ class Executor:
             self._lock.renew()
         if self._local is not None and self._run is not None and self._ending is None:
             self._local.keep_reachable()
-            if was_emptied:
-                self._run.keep_files()
+            self._run.keep_files(was_emptied=was_emptied)
 
     def _console_stops(self, message: StopRun, peer: bytes) -> None:
         del peer

@@ -21,6 +21,8 @@ FAILURES_OF_A_LOOP = 3  # in a row: then the service is in trouble also while it
 HEALTHY_AFTER_S = 10.0  # a service that ran for so long starts over with the first pause
 LEAVE_LIMIT_S = 2.0  # between SIGTERM and SIGKILL of a service that another node runs now
 KILL_AGAIN_S = 1.0
+NEEDED = ("dataloader", "ckpt_store")
+"""The services that ranks wait for."""
 
 
 @dataclass
@@ -200,6 +202,7 @@ class Services:
         retry_in_s = service.backoff.pause_s
         service.backoff.fail(now)
         service.status, service.process, service.why = "down", None, why
+        service.beat_at = None
         service.restarts += 1
         if service.name == "driver":
             service.may_start = service.epoch > service.started_epoch
@@ -226,6 +229,8 @@ class Services:
                 continue
             if service.status in ("down", "ending"):
                 found.append(f"{service.name} does not run: {service.why}")
+            elif service.name in NEEDED and service.beat_at is None:
+                found.append(f"{service.name} is starting again: {service.why}")
             elif service.backoff.failures >= FAILURES_OF_A_LOOP:
                 found.append(f"{service.name} is restarted repeatedly: {service.why}")
         return found

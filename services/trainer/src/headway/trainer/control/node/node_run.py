@@ -60,11 +60,13 @@ from headway.trainer.control.node.node_events import (
     Send,
     Started,
     StartService,
+    Trouble,
     ZygoteSeen,
 )
 from headway.trainer.control.node.node_services import NodeServices
 from headway.trainer.control.node.oom_kills import OomKills
 from headway.trainer.control.node.outbox import Outbox
+from headway.trainer.control.node.reach import Reach
 
 ZYGOTE_LOOK_S = 0.25
 CALM_S = 1.0
@@ -121,6 +123,7 @@ class NodeRun:
         self._send, self._end = send, end
         self._files = node_files.MemoryFiles(self.paths.sock_dir)
         self._oom_kills = OomKills()
+        self._reach = Reach(self.paths.endpoint)
         self.guardian = self._guardian(is_fresh=is_fresh)
         self.outbox = Outbox(node, self.incarnation)
         self.clock = ClockOffset() if self.run.bundle.exists() else None
@@ -279,10 +282,12 @@ class NodeRun:
                 self._files.write("monitor.json", facts)
         return Done(action)
 
-    def keep_files(self) -> None:
-        """Write again what somebody has removed from the socket folder."""
-        self.lock.renew()
-        self._files.keep()
+    def keep_files(self, *, was_emptied: bool) -> None:
+        """Write again what was removed from the socket folder; see who cannot be reached there."""
+        if was_emptied:
+            self.lock.renew()
+            self._files.keep()
+        self.handle(Trouble("sockets", self._reach.look(self.guardian.services)))
 
     def _ask_zygote(self, worker: str) -> None:
         with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sock:
@@ -309,8 +314,7 @@ class NodeRun:
 
     # ---- for the driver -----------------------------------------------------------------------
     def beat(self, *, is_ending: bool = False) -> NodeBeat:
-        """What the driver does not know yet:
-        everything, or only that the node lives and its step."""
+        """All that the driver does not know yet, or only that the node lives and its step."""
         guardian = self.guardian
         is_settled = guardian.workers.is_settled
         is_full = is_settled and guardian.known_version != guardian.version

@@ -93,7 +93,8 @@ class Joining(Phase):
             silent = [r for r, v in late if v is None or v.generation < core.generation]
             who = ranks(silent or [rank for rank, _ in late])
             what = "answer" if silent else f"restore step {core.restore.step}"
-            return f"waiting for {who} to {what} for {seconds(core)}"
+            because = _troubles(core, silent or [rank for rank, _ in late])
+            return f"waiting for {who} to {what} for {seconds(core)}{because}"
         if core.members.num_paused:
             return "the run is paused"
         late = _without(core, ("running", "finished"))
@@ -101,10 +102,15 @@ class Joining(Phase):
             verb = "evaluate" if len(evaluating) > 1 else "evaluates"
             return f"{ranks(evaluating)} {verb} before the first step, for {seconds(core)}"
         waiting = [rank for rank, _ in late]
-        numbers = sorted({core.fleet.rank_nodes[rank] for rank in waiting})
-        troubles = ((number, core.fleet.nodes[number].trouble) for number in numbers)
-        because = "".join(f"; node {number}: {text}" for number, text in troubles if text)
+        because = _troubles(core, waiting)
         return f"waiting for the first step of {ranks(waiting)} for {seconds(core)}{because}"
+
+
+def _troubles(core: Core, waiting: Iterable[int]) -> str:
+    """What is wrong on the nodes of these ranks, to be appended to a sentence."""
+    numbers = sorted({core.fleet.rank_nodes[rank] for rank in waiting})
+    troubles = ((number, core.fleet.nodes[number].trouble) for number in numbers)
+    return "".join(f"; node {number}: {text}" for number, text in troubles if text)
 
 
 class Running(Phase):
