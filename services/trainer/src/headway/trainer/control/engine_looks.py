@@ -63,11 +63,15 @@ class EngineLooks:
             self._background.start("look for ended inits", look, then)
 
     def for_orphans(self, nodes: Sequence[int]) -> None:
-        """Start the init of executors that have lost theirs; they themselves are well."""
-        silent = set(self._lines.silent(SILENT_S))
+        """Start the init of executors that have lost theirs; they themselves are well: they report.
+
+        One that has not reported to this driver may be stopped together with its init. To start it
+        here would hide from ``for_ended`` that the node has ended.
+        """
+        well = self._lines.nodes - set(self._lines.silent(SILENT_S))
         begin = self._begin if self._begin < len(nodes) else 0
         self._begin = begin + MAX_ASKED
-        asked = [node for node in nodes[begin : self._begin] if node not in silent]
+        asked = [node for node in nodes[begin : self._begin] if node in well]
 
         def restart() -> list[int]:
             started = []
