@@ -1,10 +1,5 @@
-"""A pipeline runs over communicators that, as NCCL's, keep strictly to the order issued.
-
-The real ``Pipeline`` issues a step's messages; a model then carries them out. Each rank has one
-compute stream and one stream per communicator. A message starts when it is the first of its
-communicator at both ends and both compute streams have come to where it was issued; a computation
-starts when the messages waited for before it are done.
-"""
+"""A pipeline runs over communicators that, as NCCL's, keep strictly to the order issued; see
+``headway.testkit.trainer.nccl_model``."""
 
 from __future__ import annotations
 
@@ -17,6 +12,7 @@ import pytest
 import torch
 from headway.common.plan.schedule import generate, lower
 from headway.common.plan.schedule.actions import RECEIVES, Action, Kind
+from headway.testkit.trainer.nccl_devices import carry_out
 from headway.testkit.trainer.nccl_model import (
     SHAPES,
     Factory,
@@ -26,17 +22,13 @@ from headway.testkit.trainer.nccl_model import (
     Watched,
     by_lane,
     by_pair,
-    carry_out,
     issue,
     lowered,
     passes_of,
-    step_of,
 )
 from headway.trainer.pipeline import MAX_UNFINISHED_SENDS, Pipeline
 from hypothesis import given, settings
 from hypothesis import strategies as st
-
-LATE = [{"forward"}, {"backward"}, {"optimizer"}, {"forward", "backward", "weight", "optimizer"}]
 
 
 @pytest.mark.parametrize(("name", "pp", "vp"), SHAPES)
@@ -181,28 +173,3 @@ def test_a_deep_pipeline_needs_receives_beyond_those_posted_ahead_and_they_are_t
     assert sum(not m.is_send for trace in traces for m in trace.waits) == num_receives
     assert carry_out(traces) == 0
     assert late > 0
-
-
-TRAINING = [(n, pp, vp) for n, pp, vp in SHAPES if n != "forward-only" and pp != 3 and vp < 3]
-
-
-@pytest.mark.parametrize(("name", "pp", "vp"), TRAINING)
-@pytest.mark.parametrize("overlap", [True, False])
-def test_a_step_ends_whatever_is_loaded_late_once_it_was_rehearsed(
-    name: str, pp: int, vp: int, overlap: bool
-) -> None:
-    for late in LATE:
-        schedule = lowered(name, pp, vp)
-        traces = step_of(schedule, late, overlap=overlap, rehearsed=True)
-        assert carry_out(traces) == 0
-        assert not any(any(trace.gates) for trace in traces), "no call waits, so an abort frees all"
-
-
-@pytest.mark.parametrize(("name", "pp", "vp"), TRAINING)
-def test_without_a_rehearsal_the_first_backward_hangs_behind_posted_receives(
-    name: str, pp: int, vp: int
-) -> None:
-    """As on GPUs: the load waits for a receive that waits for this backward."""
-    late = {"forward", "backward"}
-    assert carry_out(step_of(lowered(name, pp, vp), late, overlap=True, rehearsed=False)) > 0
-    assert carry_out(step_of(lowered(name, pp, vp), late, overlap=False, rehearsed=False)) == 0

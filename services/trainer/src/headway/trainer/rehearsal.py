@@ -109,13 +109,16 @@ def _alone(context: StepContext) -> StepContext:
     )
 
 
+def enough(schedule: str, pp: int, num_micro_batches: int) -> int:
+    """Micro-batches of which as many are in flight at once as in a real step of
+    ``num_micro_batches``: with GPipe all, with the other schedules two per stage at most."""
+    return num_micro_batches if schedule == "gpipe" else min(num_micro_batches, 2 * pp)
+
+
 def _short(config: RunConfig) -> RunConfig:
-    """Of the same shapes, with as many micro-batches as it takes to have as many in flight at once
-    as in a real step: with GPipe all of them, with the other schedules at most two per stage."""
+    """A run of the same shapes that takes no more micro-batches than it has to."""
     train, parallel = config.train, config.parallel
-    count = config.num_micro_batches
-    if parallel.schedule != "gpipe":
-        count = min(count, 2 * parallel.pp)
+    count = enough(parallel.schedule, parallel.pp, config.num_micro_batches)
     size = count * train.micro_batch_size * parallel.dp
     train = dataclasses.replace(train, global_batch_size=size, batch_ramp=(), eval_batches=1)
     return dataclasses.replace(config, train=train)

@@ -1,17 +1,17 @@
 """A model of NCCL's streams: communicators keep strictly to the order issued.
 
-The real ``Pipeline`` issues a step's messages; the model then carries them out. Each rank has one
-compute stream and one stream per communicator. A message starts when it is the first of its
-communicator at both ends and both compute streams have come to where it was issued; a computation
-starts when the messages waited for before it are done. A call that loads a kernel, locks, gets or
-frees memory keeps the host until all that it has issued is done.
+The real ``Pipeline`` issues a step's messages here, rank by rank; ``nccl_devices`` carries them
+out. Each rank has one compute stream and one stream per communicator. A message starts when it is
+the first of its communicator at both ends and both compute streams have come to where it was
+issued; a computation starts when the messages waited for before it are done.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict, deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -24,7 +24,6 @@ from headway.trainer.comm.p2p import PipeComm
 from headway.trainer.model.chunk import Forward
 from headway.trainer.pipeline import Pipeline
 from headway.trainer.recorder import NoRecorder
-from headway.trainer.rehearsal import EchoPipe
 
 SHAPES = [
     (name, pp, vp)
@@ -51,17 +50,40 @@ class Message:
     tag: int
     after: int
     behind: int = 0
-    """Number of such calls before it."""
+    """Number of calls before it in which the host waited for an idle device."""
 
 
 @dataclass
 class Trace:
-    """What one rank issued, in order, and what its compute stream waits for, in order."""
+    """What one rank issued, in order, and what its compute stream waits for, in order.
+
+    An event is what a host does: it issues, has its stream wait, computes, or checks the fence.
+    """
 
     issued: dict[str, deque[Message]] = field(default_factory=lambda: defaultdict(deque))
     waits: list[Message] = field(default_factory=list)
     gates: list[list[Message]] = field(default_factory=list)
-    """What was issued before each call in which the host waits for the device."""
+    """What was issued before each call in which the host waits for an idle device."""
+    channels: Channels = field(default_factory=Channels)
+    abort_after: int = -1
+    """The event after which the generation is fenced."""
+    num_events: int = 0
+
+    @property
+    def messages(self) -> list[Message]:
+        """All that was issued."""
+        return [message for queue in self.issued.values() for message in queue]
+
+    def event(self) -> None:
+        """Count one more."""
+        self.num_events += 1
+        if self.num_events == self.abort_after:
+            self.channels.abort()
+
+    def check(self) -> None:
+        """Raise ``Aborted`` if the generation was fenced."""
+        self.channels.check()
+        self.event()
 
 
 class Ticket:
@@ -75,7 +97,9 @@ class Ticket:
         return False
 
     def wait(self) -> None:
+        self._trace.channels.check()
         self._trace.waits.append(self._message)
+        self._trace.event()
 
 
 class Recorded:
@@ -92,9 +116,11 @@ class Recorded:
         return self._issue(False, peer, tag)
 
     def _issue(self, is_send: bool, peer: int, tag: int) -> Ticket:
+        self._trace.channels.check()
         waits, gates = len(self._trace.waits), len(self._trace.gates)
         message = Message(self._name, is_send, self._members[peer], tag, waits, gates)
         self._trace.issued[self._name].append(message)
+        self._trace.event()
         return Ticket(self._trace, message)
 
 
@@ -173,130 +199,49 @@ def passes_of(
     schedule: Schedule, mapping: Any, *, overlap: bool = True
 ) -> Iterator[tuple[Trace, int, int]]:
     """Of every rank: its trace, its late receives, and the most sends of one direction left."""
-    handlers: dict[Kind, Any] = {kind: lambda *_: None for kind in Kind if kind >= Kind.ALL_GATHER}
-    for rank, actions in enumerate(schedule.ranks):
+    for rank, _ in enumerate(schedule.ranks):
         trace = Trace()
         chunks: Any = [
             FakeChunk(c * schedule.pp + rank, schedule.num_stages) for c in range(schedule.vp)
         ]
-        pipeline = Watched(
-            actions,
-            chunks,
-            mapping(trace, rank, schedule),
-            NoRecorder(),
-            step=0,
-            micro_batch_size=1,
-            loss_scale=1.0,
-            train=not schedule.forward_only,
-            overlap=overlap,
-            handlers=handlers | dict.fromkeys(RECEIVES, Watched._receive),
-            check=lambda: None,
-            before_compute=lambda _: None,
-        )
-        pipeline.batches = [MicroBatch(tokens=torch.zeros(1))] * schedule.num_micro_batches
+        pipe = mapping(trace, rank, schedule)
+        pipeline = pass_of(schedule, rank, chunks, pipe, trace, overlap=overlap)
         pipeline.run()
-        assert len(trace.waits) == sum(len(queue) for queue in trace.issued.values())
+        assert len(trace.waits) == len(trace.messages)
         yield trace, pipeline.late, pipeline.unfinished
 
 
-def carry_out(traces: list[Trace]) -> int:
-    """Carry out what can be; the number of messages that never start."""
-    done: set[Message] = set()
-
-    def is_issued(message: Message, trace: Trace) -> bool:
-        gates = trace.gates[: message.behind]
-        return all(earlier in done for gate in gates for earlier in gate)
-
-    passed = [0] * len(traces)  # waits that a rank's compute stream has behind it
-    moved = True
-    while moved:
-        moved = False
-        for rank, trace in enumerate(traces):
-            while passed[rank] < len(trace.waits) and trace.waits[passed[rank]] in done:
-                passed[rank] += 1
-                moved = True
-            for name, queue in trace.issued.items():
-                if not queue or not queue[0].is_send:
-                    continue
-                send, peer = queue[0], queue[0].peer
-                other = traces[peer].issued[name]
-                if not other or other[0].is_send or other[0].peer != rank:
-                    continue
-                receive = other[0]
-                issued = is_issued(send, traces[rank]) and is_issued(receive, traces[peer])
-                if issued and passed[rank] >= send.after and passed[peer] >= receive.after:
-                    assert send.tag == receive.tag, (
-                        "NCCL knows no tags: the order must match messages"
-                    )
-                    done |= {queue.popleft(), other.popleft()}
-                    moved = True
-    return sum(len(queue) for trace in traces for queue in trace.issued.values())
+def pass_of(
+    schedule: Schedule,
+    rank: int,
+    chunks: Any,
+    pipe: PipeComm,
+    trace: Trace,
+    *,
+    overlap: bool,
+    handlers: Mapping[Kind, Any] = MappingProxyType({}),
+) -> Watched:
+    """The pass of one rank; ``handlers`` of actions that are neither computations nor messages."""
+    nothing: dict[Kind, Any] = {kind: lambda *_: None for kind in Kind if kind >= Kind.ALL_GATHER}
+    pipeline = Watched(
+        schedule.ranks[rank],
+        chunks,
+        pipe,
+        NoRecorder(),
+        step=0,
+        micro_batch_size=1,
+        loss_scale=1.0,
+        train=not schedule.forward_only,
+        overlap=overlap,
+        handlers=nothing | dict.fromkeys(RECEIVES, Watched._receive) | dict(handlers),
+        check=trace.check,
+        before_compute=lambda _: trace.event(),
+    )
+    pipeline.batches = [MicroBatch(tokens=torch.zeros(1))] * schedule.num_micro_batches
+    return pipeline
 
 
 def lowered(name: str, pp: int, vp: int, groups: int = 3) -> Schedule:
     if name == "forward-only":
         return lower(forward_only(pp=pp, vp=vp, num_micro_batches=groups * pp))
     return lower(generate(name, pp=pp, vp=vp, num_micro_batches=groups * pp))
-
-
-class Loading(FakeChunk):
-    """Its first computation of a kind in ``late`` stays in the call until all that the rank has
-    issued so far is done."""
-
-    def __init__(self, stage: int, stages: int, trace: Trace, late: set[str]) -> None:
-        super().__init__(stage, stages)
-        self._trace, self._late = trace, late
-
-    def load(self, kind: str) -> None:
-        """The same for what is not a computation of the chunk."""
-        if kind in self._late:
-            self._late.discard(kind)
-            self._trace.gates.append(
-                [message for queue in self._trace.issued.values() for message in queue]
-            )
-
-    def forward(self, *args: Any, **kind: Any) -> Any:
-        self.load("forward")
-        return super().forward(*args, **kind)
-
-    def backward(self, *args: Any, **kind: Any) -> torch.Tensor | None:
-        self.load("backward")
-        return super().backward(*args, **kind)
-
-    def backward_weight(self, _: Any) -> None:
-        self.load("weight")
-
-
-def step_of(schedule: Schedule, late: set[str], *, overlap: bool, rehearsed: bool) -> list[Trace]:
-    """Every rank's trace of a step; ``rehearsed``: after a pass over messages that are there."""
-    traces = []
-    for rank, actions in enumerate(schedule.ranks):
-        trace, unloaded = Trace(), set(late)
-        chunks: Any = [
-            Loading(c * schedule.pp + rank, schedule.num_stages, trace, unloaded)
-            for c in range(schedule.vp)
-        ]
-        handlers: dict[Kind, Any] = {
-            kind: lambda *_: None for kind in Kind if kind >= Kind.ALL_GATHER
-        }
-        handlers[Kind.OPTIMIZER] = lambda *_, chunks=chunks: chunks[0].load("optimizer")
-        pipes: list[PipeComm] = [EchoPipe(rank, schedule.pp)] if rehearsed else []
-        for pipe in [*pipes, by_pair(trace, rank, schedule)]:
-            pipeline = Pipeline(
-                actions,
-                chunks,
-                pipe,
-                NoRecorder(),
-                step=0,
-                micro_batch_size=1,
-                loss_scale=1.0,
-                train=not schedule.forward_only,
-                overlap=overlap,
-                handlers=handlers,
-                check=lambda: None,
-                before_compute=lambda _: None,
-            )
-            pipeline.batches = [MicroBatch(tokens=torch.zeros(1))] * schedule.num_micro_batches
-            pipeline.run()
-        traces.append(trace)
-    return traces
