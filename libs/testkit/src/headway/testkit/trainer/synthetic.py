@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -24,7 +24,8 @@ class SyntheticBatch:
 class SyntheticSource:
     """Random tokens in which each follows from the one before, so that there
     is something to learn. Training samples in ``spoiled`` have labels that never follow, one of
-    which counts per sequence: a spike of loss and norm."""
+    which counts per sequence: a spike of loss and norm. ``counted``: if given, of sequence i
+    only the last ``counted[i % len(counted)]`` labels count."""
 
     def __init__(
         self,
@@ -33,9 +34,11 @@ class SyntheticSource:
         split: Split,
         start_sample: int,
         spoiled: range = range(0),
+        counted: Sequence[int] = (),
     ) -> None:
         self._config, self._dp_rank, self._split = config, dp_rank, split
         self._start, self._taken, self._spoiled = start_sample, 0, spoiled
+        self._counted = counted
 
     @property
     def fingerprint(self) -> str:
@@ -55,6 +58,9 @@ class SyntheticSource:
         rows = np.stack([self._row(sample + i) for i in range(size)])
         tokens, labels = rows[:, :-1], rows[:, 1:]
         mask = (tokens % 10 != 3).astype(np.uint8)
+        for i, row in enumerate(mask if self._counted else ()):
+            count = self._counted[(sample + i) % len(self._counted)]
+            row[:] = np.arange(len(row)) >= len(row) - count
         if self._split == "train" and sample in self._spoiled:
             labels = (tokens + self._config.model.vocab_size // 2) % self._config.model.vocab_size
             mask[:, 1:], mask[:, :1] = 0, 1
@@ -75,12 +81,14 @@ class SyntheticSource:
         )
 
 
-def synthetic(config: RunConfig, rank: int, spoiled: range = range(0)) -> DataFactory:
+def synthetic(
+    config: RunConfig, rank: int, spoiled: range = range(0), counted: Sequence[int] = ()
+) -> DataFactory:
     """The data factory of ``rank``."""
     dp_rank = config.parallel.grid.coordinates(rank).dp
 
     def make(split: Split, start_sample: int, generation: int, fingerprint: str) -> SyntheticSource:
         del generation, fingerprint
-        return SyntheticSource(config, dp_rank, split, start_sample, spoiled)
+        return SyntheticSource(config, dp_rank, split, start_sample, spoiled, counted)
 
     return make

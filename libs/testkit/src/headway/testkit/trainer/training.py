@@ -80,12 +80,14 @@ def train(
     failpoints: str = "",
     on_gpu: bool = False,
     spoiled: tuple[int, int] = (0, 0),
+    counted: Sequence[int] = (),
 ) -> dict[str, Any]:
     """Train ``rank``'s part up to ``until`` completed steps; says how it ended.
 
     ``on_gpu`` uses NCCL; ranks that share a GPU each pretend to be on another host, because NCCL
     refuses two ranks of one host on one device.
-    ``spoiled``: first and last + 1 of the samples that make a spike.
+    ``spoiled``: first and last + 1 of the samples that make a spike. ``counted``: see
+    ``SyntheticSource``.
     ``keep`` names a session that outlives the job, as a survivor's does; without
     it a new one is made.
     """
@@ -100,7 +102,7 @@ def train(
         session = Session(
             run,
             rank,
-            data_factory=synthetic(run, rank, range(*spoiled)),
+            data_factory=synthetic(run, rank, range(*spoiled), counted),
             open_arena=opener,
             device=_gpu(rank) if on_gpu else "cpu",
         )
