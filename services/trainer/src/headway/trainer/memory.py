@@ -28,6 +28,9 @@ FIRST_STEPS = 4
 """Steps before the peak is reported: by then every slot of the arena has been used once."""
 GROWTH = 1.02
 """Factor by which the peak must grow to be reported again."""
+OWN_BEYOND_TORCH = 2 << 30
+"""Bytes on a GPU that this process may hold outside torch's allocator: CUDA's context, its
+libraries, and NCCL's buffers."""
 
 
 class MemoryWatch:
@@ -56,24 +59,49 @@ class MemoryWatch:
             view.memory_bytes = peak
 
 
+def held_by_others() -> int:
+    """Bytes of this process's GPU that other processes hold, if they are many; else 0.
+
+    A process that was killed a moment ago may still hold its memory, so running out then says
+    nothing about the run.
+    """
+    if not torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+        return 0
+    free, total = torch.cuda.mem_get_info()
+    foreign = total - free - torch.cuda.memory_reserved()
+    return foreign if foreign > OWN_BEYOND_TORCH else 0
+
+
+def short_of(rank: int, error: BaseException, others: int) -> str:
+    """What a rank reports that ran out of memory while other processes hold ``others`` bytes."""
+    return (
+        f"rank {rank} ran out of memory while other processes hold {size(others)} of its GPU: "
+        f"{_said(error)} (nvidia-smi lists them: end what does not belong to the run)"
+    )
+
+
 def too_small(config: RunConfig, rank: int, error: BaseException) -> MemoryTooSmallError:
     """The end of a run that needs more memory than there is, with what would help most."""
-    said = str(error).splitlines()[0] if str(error) else type(error).__name__
+    said = _said(error)
     what = f"rank {rank} ran out of memory"
     if config.model.architecture.own_block is not None:
-        return MemoryTooSmallError(f"{what}: {said[:200]}", remedy="use a smaller micro-batch")
+        return MemoryTooSmallError(f"{what}: {said}", remedy="use a smaller micro-batch")
     try:
         shape = memory_shape(config)
         memory = predict(shape, config.parallel.grid.coordinates(rank).pp)
         savings = [f"{one.change} (saves {size(one.nbytes)})" for one in advise(shape)]
     except ConfigError:  # a type that was never resolved: the failure itself must be reported
-        return MemoryTooSmallError(f"{what}: {said[:200]}", remedy="use a smaller micro-batch")
+        return MemoryTooSmallError(f"{what}: {said}", remedy="use a smaller micro-batch")
     return MemoryTooSmallError(
-        f"{what}; predicted are {size(memory.total)}: {describe(memory)}; {said[:200]}",
+        f"{what}; predicted are {size(memory.total)}: {describe(memory)}; {said}",
         remedy=f"the worst rank would need less with {', or '.join(savings)}"
         if savings
         else "use a smaller model or more memory",
     )
+
+
+def _said(error: BaseException) -> str:
+    return str(error).splitlines()[0][:200] if str(error) else type(error).__name__
 
 
 class MemoryMeter:

@@ -41,7 +41,7 @@ from headway.trainer.failures import (
     reason_of,
 )
 from headway.trainer.link import Link, WorkerStatus
-from headway.trainer.memory import too_small
+from headway.trainer.memory import held_by_others, short_of, too_small
 from headway.trainer.rank import Rank
 from headway.trainer.title import set_title
 
@@ -194,8 +194,11 @@ class Worker:
             reason, detail = reason_of(error), _one_line(error)
             if reason != "peer":
                 log.exception("the step failed")
-            if is_out_of_memory(error):  # every further attempt would need as much
-                detail, is_fatal = str(too_small(self.config, assign.rank, error)), True
+            if is_out_of_memory(error):
+                if others := held_by_others():
+                    detail = short_of(assign.rank, error, others)
+                else:  # every further attempt would need as much
+                    detail, is_fatal = str(too_small(self.config, assign.rank, error)), True
             if breaks_device(error):
                 # not reported to the executor, which would assign this process again before it ends
                 self._quit(detail, code=1)
