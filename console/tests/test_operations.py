@@ -154,6 +154,23 @@ def test_a_fork_that_fails_half_way_leaves_nothing(
     assert [path.name for path in fake.folder.path.parent.iterdir()] == ["fake"]
 
 
+def test_a_fork_may_take_other_micro_batches_but_not_another_global_batch(
+    fake: FakeRun, shell: Shell, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As the message of a run that is out of memory advises."""
+    train = fake.run.config.train
+    other = 2 if train.micro_batch_size == 1 else 1
+    change = f"train.micro_batch_size={other}"
+    monkeypatch.setattr("headway.console.steering.forking.inherit", lambda *_: None)
+    code, _, err = shell("fork", "fake", "smaller", "--set", change)
+    assert code == 0, err
+    forked = Run(fake.folder.path.parent / "smaller").config.train
+    assert (forked.micro_batch_size, forked.global_batch_size) == (other, train.global_batch_size)
+    wider = f"train.global_batch_size={2 * train.global_batch_size}"
+    code, _, err = shell("fork", "fake", "wider", "--set", wider)
+    assert code == 2 and "train.global_batch_size" in err
+
+
 def test_what_came_after_a_rollback_is_not_of_the_present_course(
     fake: FakeRun, shell: Shell
 ) -> None:
