@@ -6,6 +6,7 @@ from __future__ import annotations
 import ast
 import importlib.util
 import tempfile
+from functools import cache
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -19,6 +20,7 @@ FOLDER = Path(__file__).resolve().parents[1] / "gpu"
 FILES = sorted(FOLDER.glob("test_*.py"))
 
 
+@cache
 def load(path: Path) -> ModuleType:
     spec = importlib.util.spec_from_file_location(f"gpu_{path.stem}", path)
     assert spec is not None and spec.loader is not None
