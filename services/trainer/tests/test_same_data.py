@@ -15,6 +15,7 @@ import torch
 from headway.common.errors import CorruptError
 from headway.common.node.arena import Arena
 from headway.dataloader.config import DataConfig
+from headway.dataloader.formats import TokenFile
 from headway.dataloader.prepare import prepare
 from headway.testkit.data_daemon import write_tokens
 from headway.testkit.trainer.comm import ThreadComm, run_ranks
@@ -143,20 +144,35 @@ def test_the_same_data_go_on_bit_for_bit(tmp_path: Path) -> None:
     assert first + rest == whole
 
 
-def test_snapshots_of_before_fingerprints_were_kept_load_and_are_given_one(tmp_path: Path) -> None:
-    config = one_rank(_corpus(tmp_path / "data"))
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [("DATA", "DATA"), ("", "DATA"), ("DATA-order2", "DATA-order2")],
+    ids=["first_version", "before_fingerprints", "second_version"],
+)
+def test_a_resumed_run_keeps_the_order_that_its_snapshot_records_or_was_begun_with(
+    tmp_path: Path, before: str, after: str
+) -> None:
+    config = one_rank(_corpus(tmp_path / "data"), eval_every=1)
     session = _read(config, tmp_path)
     train_on(session, 2)
     with Arena.open(tmp_path / "arena", writable=False) as arena:
-        kept = Extra.unpack(arena.view(2)[1])
-    assert kept.fingerprint and kept.validation_fingerprint
+        new = Extra.unpack(arena.view(2)[1])
+    data = {
+        split: TokenFile(tmp_path / "data" / split).fingerprint()
+        for split in ("train", "validation")
+    }
+    assert new.fingerprint == f"{data['train']}-order2"
+    assert new.validation_fingerprint == f"{data['validation']}-order2"
     session.join(Groups.alone(1))
-    session.load("durable", 2, (np.zeros(arena_of(session).slot_bytes, np.uint8),
-                                Extra(step=2, samples=32).pack()))  # fmt: skip
+    extra = Extra(step=2, samples=32, fingerprint=before.replace("DATA", data["train"]))
+    zeros = np.zeros(arena_of(session).slot_bytes, np.uint8)
+    session.load("durable", 2, (zeros, extra.pack()))
     session.run(StepHooks(), 3)
     session.leave()
     with Arena.open(tmp_path / "arena", writable=False) as arena:
-        assert Extra.unpack(arena.view(3)[1]).fingerprint == kept.fingerprint
+        kept = Extra.unpack(arena.view(3)[1])
+    assert kept.fingerprint == after.replace("DATA", data["train"])
+    assert kept.validation_fingerprint == after.replace("DATA", data["validation"])
 
 
 def test_ranks_that_read_other_data_are_told_by_number_and_those_that_read_none_are_not() -> None:

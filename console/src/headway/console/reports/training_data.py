@@ -25,7 +25,13 @@ from headway.console.analysis.corpus import (
 )
 from headway.console.analysis.events import load_events
 from headway.console.analysis.metrics import current, load_evaluations, load_metrics
-from headway.console.analysis.sample_order import data_waits, run_stream, same_order, samples_of
+from headway.console.analysis.sample_order import (
+    data_waits,
+    order_of,
+    run_stream,
+    same_order,
+    samples_of,
+)
 from headway.console.analysis.time_ledger import ledger
 from headway.console.display.charts import Drawing, curves
 from headway.console.display.formatting import count, digits, milliseconds, share
@@ -209,7 +215,7 @@ class TrainingData:
             Column("is_same", "same batch", _yes),
         ]
         note = "Read just now by the client that training uses; digests are cut to 16 characters."
-        frame = same_order(self.config, step)
+        frame = same_order(self.config, step, self._order)
         return Shown(frame, f"Global batch of step {step}", columns, note)
 
     def position(self) -> Shown:
@@ -333,7 +339,11 @@ class TrainingData:
     # ---- inside -------------------------------------------------------------------------------
     @cached_property
     def _reader(self) -> SampleReader:
-        return SampleReader(run_stream(self.config))
+        return SampleReader(run_stream(self.config, order=self._order))
+
+    @cached_property
+    def _order(self) -> str:
+        return order_of(self._run) if self._run is not None else ""
 
     @cached_property
     def _counts(self) -> tuple[Counts, bool]:

@@ -25,7 +25,7 @@ from headway.dataloader.order import SampleOrder, order_size
 
 LARGE = 1 << 20
 """Numbers to shuffle from which an order is built elsewhere: 0.07 s of numpy's shuffle."""
-_VERSION = 1
+_VERSION = 2
 _PARTS = ("document_index", "sample_index", "shuffle_index")
 
 
@@ -33,13 +33,17 @@ class BuildOrder(Protocol):
     """Builds the order of a pair; ``in_process`` or ``BuiltOrders.build``."""
 
     def __call__(
-        self, tokens: TokenFile, *, seq_len: int, seed: int, num_samples: int
+        self, tokens: TokenFile, *, seq_len: int, seed: int, epoch: int, num_samples: int
     ) -> SampleOrder: ...
 
 
-def in_process(tokens: TokenFile, *, seq_len: int, seed: int, num_samples: int) -> SampleOrder:
+def in_process(
+    tokens: TokenFile, *, seq_len: int, seed: int, epoch: int, num_samples: int
+) -> SampleOrder:
     """An order in this process's memory."""
-    return SampleOrder(tokens.lengths, seq_len=seq_len, seed=seed, num_samples=num_samples)
+    return SampleOrder(
+        tokens.lengths, seq_len=seq_len, seed=seed, epoch=epoch, num_samples=num_samples
+    )
 
 
 class BuiltOrders:
@@ -48,19 +52,24 @@ class BuiltOrders:
     def __init__(self, folder: Path) -> None:
         self._folder = folder
 
-    def build(self, tokens: TokenFile, *, seq_len: int, seed: int, num_samples: int) -> SampleOrder:
+    def build(
+        self, tokens: TokenFile, *, seq_len: int, seed: int, epoch: int, num_samples: int
+    ) -> SampleOrder:
         """The order, from its files if they exist; waits for the process that builds it.
 
         Raises:
             InputError: the files cannot be written. CorruptError: the index has changed meanwhile.
         """
         if order_size(tokens.lengths, seq_len, num_samples) < LARGE:
-            return in_process(tokens, seq_len=seq_len, seed=seed, num_samples=num_samples)
+            return in_process(
+                tokens, seq_len=seq_len, seed=seed, epoch=epoch, num_samples=num_samples
+            )
         digest = xxhash.xxh3_64_hexdigest(tokens.lengths.data)
-        name = f"order-v{_VERSION}-{digest}-{seq_len}-{seed}-{num_samples}"
+        numbers = (seq_len, seed, epoch, num_samples)
+        name = "-".join(map(str, (f"order-v{_VERSION}", digest, *numbers)))
         folder = self._folder / name
         if not folder.is_dir():
-            _run(tokens, folder, seq_len, seed, num_samples, digest)
+            _run(tokens, folder, digest, *numbers)
         parts = [np.load(folder / f"{part}.npy", mmap_mode="r") for part in _PARTS]
         return SampleOrder.of(tokens.lengths, *parts, name=name)
 
@@ -90,11 +99,9 @@ def remove_order(folder: Path) -> None:
         folder.rmdir()
 
 
-def _run(
-    tokens: TokenFile, folder: Path, seq_len: int, seed: int, num_samples: int, digest: str
-) -> None:
-    numbers = (tokens.lengths.size, seq_len, seed, num_samples)
-    words = [str(idx_path(tokens.prefix)), str(folder), digest, *map(str, numbers)]
+def _run(tokens: TokenFile, folder: Path, digest: str, *numbers: int) -> None:
+    words = [str(idx_path(tokens.prefix)), str(folder), digest]
+    words += map(str, (tokens.lengths.size, *numbers))
     done = subprocess.run(
         [sys.executable, "-m", __name__, *words], capture_output=True, text=True, check=False
     )
@@ -109,13 +116,13 @@ def _run(
 
 
 def main(words: list[str]) -> int:
-    """Build one order: IDX FOLDER DIGEST SEQUENCES SEQ_LEN SEED SAMPLES."""
+    """Build one order: IDX FOLDER DIGEST SEQUENCES SEQ_LEN SEED EPOCH SAMPLES."""
     idx, folder, digest = Path(words[0]), Path(words[1]), words[2]
-    num_sequences, seq_len, seed, num_samples = map(int, words[3:])
+    num_sequences, seq_len, seed, epoch, num_samples = map(int, words[3:])
     lengths = np.fromfile(idx, "<i4", num_sequences, offset=HEAD.size)
     if xxhash.xxh3_64_hexdigest(lengths.data) != digest:
         raise CorruptError(f"{idx} has changed since it was opened", remedy="open it again")
-    order = SampleOrder(lengths, seq_len=seq_len, seed=seed, num_samples=num_samples)
+    order = SampleOrder(lengths, seq_len=seq_len, seed=seed, epoch=epoch, num_samples=num_samples)
     draft = folder.with_name(f".{folder.name}.{os.getpid()}")
     draft.mkdir()
     try:

@@ -14,6 +14,7 @@ from headway.common.errors import InputError
 from headway.common.node.ring import RingAbortedError
 from headway.dataloader.blocks import ChangedDataError as ChangedDataError
 from headway.dataloader.config import StreamSpec
+from headway.dataloader.order_versions import order_of_run as order_of_run
 from headway.dataloader.pack import EndOfOrderError as EndOfOrderError
 from headway.dataloader.ring_source import RingSource
 from headway.dataloader.stream import (
@@ -22,6 +23,7 @@ from headway.dataloader.stream import (
     make_packer,
     num_slots,
     open_tokens,
+    recorded,
     slot_bytes,
     slot_sample,
     slot_views,
@@ -101,8 +103,8 @@ class DataClient:
 
     @property
     def fingerprint(self) -> str:
-        """Fingerprint of the data: store it in a checkpoint and pass it in the next
-        ``spec`` to detect a change.
+        """Fingerprint of the data and version of their order: store it in a checkpoint and pass it
+        in the next ``spec``, which then continues in this order and refuses other data.
         """
         return self._source.fingerprint
 
@@ -198,7 +200,7 @@ class _InProcess:
 
     def __init__(self, spec: StreamSpec) -> None:
         tokens, vocab_size = open_tokens(spec)
-        self.fingerprint = tokens.fingerprint()
+        self.fingerprint = recorded(spec, tokens)
         self._filler = Filler(spec, make_packer(spec, tokens, vocab_size))
         self._buffer = memoryview(bytearray(slot_bytes(spec)))
 

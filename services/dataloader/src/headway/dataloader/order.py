@@ -44,9 +44,16 @@ class SampleOrder:
     """
 
     def __init__(
-        self, lengths: npt.NDArray[np.int32], *, seq_len: int, seed: int, num_samples: int
+        self,
+        lengths: npt.NDArray[np.int32],
+        *,
+        seq_len: int,
+        seed: int,
+        num_samples: int,
+        epoch: int = 0,
     ) -> None:
-        """Build the indices: O(samples), once.
+        """Build the indices: O(samples), once. ``epoch`` above 0: the generator is seeded with it
+        too, for a later epoch of an endless order, which Megatron does not have.
 
         Raises:
             InputError: the sequences contain no token at all.
@@ -59,7 +66,7 @@ class SampleOrder:
         self.num_epochs = max(1, -(-(num_samples * seq_len + 1) // num_tokens))
         total = (self.num_epochs * num_tokens - 1) // seq_len
         before_last = self._samples_before_last_epoch(num_tokens, seq_len, num_samples)
-        random = np.random.RandomState(seed)
+        random = np.random.RandomState([seed, epoch % 2**32, epoch >> 32] if epoch else seed)
         self.document_index = self._documents(random, separate=before_last is not None)
         self.sample_index = self._samples(seq_len, total)
         self.shuffle_index = _shuffles(random, total, before_last)

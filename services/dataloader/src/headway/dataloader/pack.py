@@ -15,6 +15,7 @@ from headway.common.errors import CorruptError, InputError
 from headway.dataloader.built_orders import BuildOrder, in_process
 from headway.dataloader.formats import TokenFile, bin_path
 from headway.dataloader.order import SampleOrder, samples_per_epoch
+from headway.dataloader.order_versions import NEWEST, epoch_seed
 
 _MAX_IDS = 1 << 31  # a slot holds int32
 KEPT_EPOCHS = 2  # a slot may span the end of one
@@ -26,10 +27,10 @@ class EndOfOrderError(InputError):
 
 class Packer:
     """Sample number -> seq_len + 1 tokens, a pure function of (token file,
-    seq_len, seed, num_samples).
+    seq_len, seed, num_samples, version).
 
     With ``num_samples`` above 0 the order is Megatron's for a run of that many samples. With 0 it
-    is endless: epoch e is Megatron's order of one epoch under ``seed + e``, so that a longer run
+    is endless: each epoch has an order of its own, see ``order_versions``, so that a longer run
     changes no earlier sample.
 
     Indices are built at their first use, and shared by all readers of the same epoch as long as one
@@ -43,6 +44,7 @@ class Packer:
         seq_len: int,
         seed: int,
         num_samples: int = 0,
+        version: int = NEWEST,
         vocab_size: int | None = None,
         build: BuildOrder = in_process,
     ) -> None:
@@ -56,7 +58,7 @@ class Packer:
         self.tokens = tokens
         self.seq_len = seq_len
         self.samples_per_epoch = samples_per_epoch(tokens.num_tokens, seq_len)
-        self._seed = seed
+        self._seed, self._version = seed, version
         self._build = build
         self._num_samples = num_samples
         self._limit = min(vocab_size or _MAX_IDS, _MAX_IDS)
@@ -117,10 +119,12 @@ class Packer:
     def _order(self, epoch: int) -> SampleOrder:
         known = self._orders.get(epoch)
         if known is None:
+            seed, number = epoch_seed(self._version, self._seed, epoch)
             known = self._build(
                 self.tokens,
                 seq_len=self.seq_len,
-                seed=(self._seed + epoch) % 2**32,
+                seed=seed,
+                epoch=number,
                 num_samples=self._num_samples or self.samples_per_epoch,
             )
             self._orders[epoch] = known

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 from headway.dataloader.config import StreamSpec
-from headway.dataloader.stream import check, make_packer, open_tokens
+from headway.dataloader.stream import check, make_packer, open_tokens, recorded
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +37,7 @@ class SampleReader:
         check(spec)
         self._tokens, vocab_size = open_tokens(spec)
         self._packer = make_packer(spec, self._tokens, vocab_size)
-        self.fingerprint = self._tokens.fingerprint()
+        self.fingerprint = recorded(spec, self._tokens)
         """Of the data, as ``DataClient.fingerprint``."""
 
     @property

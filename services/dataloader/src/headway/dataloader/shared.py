@@ -12,6 +12,7 @@ from headway.dataloader.config import StreamSpec
 from headway.dataloader.dataset import Dataset
 from headway.dataloader.formats import TokenFile
 from headway.dataloader.order import SampleOrder
+from headway.dataloader.order_versions import version_of
 from headway.dataloader.pack import Packer
 from headway.dataloader.stream import make_packer, refuse_changed
 
@@ -43,7 +44,7 @@ class SharedPackers:
             refuse_changed(spec, tokens.fingerprint())
             key = (
                 tokens.prefix, tokens.fingerprint(), data.vocab_size,
-                spec.seq_len, spec.seed, spec.num_samples,
+                spec.seq_len, spec.seed, spec.num_samples, version_of(spec.fingerprint),
             )  # fmt: skip
             packer = self._packers.get(key)
             if packer is None:
@@ -58,9 +59,11 @@ class SharedPackers:
         self._built.sweep(())
 
     def _order(
-        self, tokens: TokenFile, *, seq_len: int, seed: int, num_samples: int
+        self, tokens: TokenFile, *, seq_len: int, seed: int, epoch: int, num_samples: int
     ) -> SampleOrder:
-        order = self._built.build(tokens, seq_len=seq_len, seed=seed, num_samples=num_samples)
+        order = self._built.build(
+            tokens, seq_len=seq_len, seed=seed, epoch=epoch, num_samples=num_samples
+        )
         if order.name:
             packers = list(self._packers.values())
             used = [name for packer in packers for name in packer.orders]

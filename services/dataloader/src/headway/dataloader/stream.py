@@ -18,6 +18,7 @@ from headway.dataloader.config import SPLITS, StreamSpec, num_local_micro_batche
 from headway.dataloader.dataset import Dataset
 from headway.dataloader.formats import TokenFile
 from headway.dataloader.order import SampleOrder
+from headway.dataloader.order_versions import data_of, record, version_of
 from headway.dataloader.pack import KEPT_EPOCHS, Packer
 
 SLOT_FORMAT = 1
@@ -76,8 +77,9 @@ def num_slots(spec: StreamSpec) -> int | None:
 
 def check(spec: StreamSpec) -> None:
     """Raises ConfigError naming the first invalid value of ``spec``, InputError
-    for an unknown split.
+    for an unknown split or order.
     """
+    version_of(spec.fingerprint)
     if spec.split not in SPLITS:
         raise InputError(f"split {spec.split!r} is unknown", remedy=f"use {' or '.join(SPLITS)}")
     for name, low, high in (
@@ -175,12 +177,19 @@ def open_tokens(spec: StreamSpec) -> tuple[TokenFile, int | None]:
 
 def refuse_changed(spec: StreamSpec, found: str) -> None:
     """Raises ChangedDataError if the fingerprint of the data differs from ``spec``."""
-    if spec.fingerprint and found != spec.fingerprint:
+    began = data_of(spec.fingerprint)
+    if began and found != began:
         raise ChangedDataError(
             f"the {spec.split} data of {spec.path} have changed: fingerprint {found}, "
-            f"the run began with {spec.fingerprint}",
+            f"the run began with {began}",
             remedy="restore the old data, or start a new run",
         )
+
+
+def recorded(spec: StreamSpec, tokens: TokenFile) -> str:
+    """What a reader of ``spec`` keeps to continue: the fingerprint of the data with the version of
+    the order."""
+    return record(tokens.fingerprint(), version_of(spec.fingerprint))
 
 
 def make_packer(
@@ -195,6 +204,7 @@ def make_packer(
         seq_len=spec.seq_len,
         seed=spec.seed,
         num_samples=spec.num_samples,
+        version=version_of(spec.fingerprint),
         vocab_size=vocab_size,
         build=build,
     )

@@ -55,7 +55,7 @@ DataFactory = Callable[[Split, int, int, str], BatchSource]
 
 A training stream starts at global sample ``start_sample``; a validation stream repeats its first
 ``train.eval_batches`` global batches forever. Data of another ``fingerprint`` are refused
-(ChangedDataError), unless it is "".
+(ChangedDataError), unless it is "" or names only the version of the order.
 """
 
 

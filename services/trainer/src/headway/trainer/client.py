@@ -72,6 +72,16 @@ def inherit(database: Path, parent: Path, checkpoint: CheckpointInfo) -> None:
         new.close()
 
 
+def data_of_run(checkpoint: CheckpointInfo) -> str:
+    """The fingerprint of the training data that a checkpoint records, "" without one.
+
+    Raises:
+        CorruptError: the checkpoint is damaged.
+    """
+    # the field of ``snapshot.Extra``, which needs torch
+    return str(msgspec.msgpack.decode(read_part(checkpoint, 0).extra).get("fingerprint", ""))
+
+
 # ---- models; torch is loaded when one is called -------------------------------------------------
 def import_model(source: Path, target: Path) -> Moved:
     """See ``exchange.importing.import_model``."""

@@ -46,8 +46,9 @@ class StreamSpec(Message, tag="dataloader.stream_spec/1"):
     num_readers: int = 1
     """The exact number of readers: a missing reader keeps the ring full."""
     fingerprint: str = ""
-    """Fingerprint of the token file. If given, other data are refused; the daemon
-    adds it to the spec."""
+    """Fingerprint of the token file and version of its order, ``<16 hex>-order<version>``; without
+    a version, 1. If given, other data are refused and the order is that one; the daemon adds it to
+    the spec. "" means the newest order."""
     job: str = ""
     """Streams of different jobs do not meet: neither their rings nor their generations."""
 
