@@ -11,11 +11,13 @@ from __future__ import annotations
 import contextlib
 import json
 import random
+import re
 import shutil
 import signal
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
+from pathlib import Path
 from typing import Any
 
 from headway.ckpt_store.folder import newest
@@ -23,6 +25,7 @@ from headway.ckpt_store.verify import read_shard
 from headway.common.errors import HeadwayError
 from headway.common.node.arena_reader import ArenaReader
 from headway.common.node.janitor import processes_of, role_of
+from headway.common.node.process import ProcessId
 from headway.common.node.run_dir import NodePaths, shm_root
 from headway.common.wire.messages.driver import Status
 from headway.console.run import Run
@@ -161,9 +164,20 @@ def _end(rig: Rig, run: Run, end: End, rng: random.Random) -> None:
     rig.wait(lambda: not processes_of(run.folder.run_id), END_LIMIT_S)
     end.ended_s = time.monotonic() - began
     if left := processes_of(run.folder.run_id):
-        names = [role_of(process) or str(process.pid) for process in left]
-        end.wrong.append(f"left: {', '.join(names)}")
+        end.wrong.append(f"left: {', '.join(map(_shown, left))}")
     _compare(run, end, before)
+
+
+def _shown(process: ProcessId) -> str:
+    """What a process that should have ended is and waits for."""
+    about = [role_of(process) or "no service", f"pid {process.pid}", f"state {process.state()}"]
+    with contextlib.suppress(OSError):
+        folder = Path(f"/proc/{process.pid}")
+        words = (folder / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
+        ignored = re.search(r"SigIgn:\s*(\w+)", (folder / "status").read_text())
+        about += [words.strip()[:150], f"ignores {ignored[1] if ignored else '?'}"]
+        about.append((folder / "wchan").read_text())
+    return " | ".join(about)
 
 
 def _compare(run: Run, end: End, before: int) -> None:
