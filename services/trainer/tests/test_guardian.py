@@ -389,18 +389,3 @@ def test_histories_end_in_a_whole_node(seed: int) -> None:
         process.is_hung = False
     node.run(90.0)
     assert node.is_whole, node.guardian.trouble()
-
-
-def test_a_node_that_loads_torch_says_so_with_the_time_since_the_start() -> None:
-    node = Node()
-    node.run(0.1)
-    seen: list[float] = []
-    while not node.guardian.services.is_serving("zygote"):
-        trouble = node.guardian.trouble()
-        assert "zygote" not in trouble
-        if (loading_s := node.guardian.loading_s) is not None:
-            assert "torch is being loaded" in trouble
-            seen.append(loading_s)
-        node.run(0.1)
-    assert seen and seen == sorted(seen) and seen[-1] > 0.0
-    assert node.guardian.loading_s is None

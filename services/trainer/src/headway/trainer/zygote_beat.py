@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import socket
 from collections import deque
 from pathlib import Path
 
@@ -81,3 +82,14 @@ def read(shm_dir: Path) -> tuple[ProcessId, int, list[Answer]] | None:
         return ProcessId(int(row["pid"]), int(row["start_ticks"])), int(row["turns"]), forks
     except (OSError, ValueError, KeyError, TypeError):
         return None
+
+
+def ask_for_fork(path: Path, worker: str) -> None:
+    """Ask the zygote that listens at ``path`` to fork ``worker``; its beat shows what came of it.
+
+    Raises:
+        OSError: nobody listens there, or its queue is full.
+    """
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sock:
+        sock.setblocking(False)
+        sock.sendto(worker.encode(), str(path))

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import socket
 import time
 from collections import deque
 from collections.abc import Callable
@@ -272,7 +271,7 @@ class NodeRun:
                 self._end(action.outcome)
                 return None
             case AskForFork():
-                self._ask_zygote(action.worker)
+                zygote_beat.ask_for_fork(self.paths.socket("zygote"), action.worker)
             case Remember():
                 self._files.save(action.memory)
             case ForgetArenas():
@@ -288,11 +287,6 @@ class NodeRun:
             self.lock.renew()
             self._files.keep()
         self.handle(Trouble("sockets", self._reach.look(self.guardian.services)))
-
-    def _ask_zygote(self, worker: str) -> None:
-        with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sock:
-            sock.setblocking(False)
-            sock.sendto(worker.encode(), str(self.paths.socket("zygote")))
 
     def _work(self, job: Job) -> Event:
         """On the thread that may hang; returns what came of the job, never raises."""
