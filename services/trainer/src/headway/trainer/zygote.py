@@ -68,7 +68,7 @@ def serve(run_dir: Path, node: int) -> int:
                 log.warning("ignored a request", request=name[:40])
                 continue
             try:
-                pid = _spawn(run_dir, node, name) if on_gpu else os.fork()
+                pid = _spawn(run_dir, node, name) if on_gpu else fork()
             except (OSError, HeadwayError) as error:
                 log.error("cannot fork a worker", worker=name, reason=str(error))
                 beat.failed(name, str(error))
@@ -117,6 +117,19 @@ class _Requests:
         self._socket.close()
 
 
+def fork() -> int:
+    """``os.fork``, with SIGTERM held back: a signal that came while hooks of the fork run would be
+    lost, since Python ignores what they raise. The child takes it after ``_become_worker``."""
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+    pid = -1
+    try:
+        pid = os.fork()
+    finally:
+        if pid != 0:
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
+    return pid
+
+
 def _spawn(run_dir: Path, node: int, name: str) -> int:
     who = ["--run", str(run_dir), "--node", str(node), "--name", name]
     return spawn(
@@ -142,6 +155,7 @@ def _become_worker(run_dir: Path, name: str) -> None:
     os.setsid()
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
     out = open_log(_log_path(run_dir, name))
     os.dup2(out, 1)
     os.dup2(out, 2)
