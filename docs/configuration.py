@@ -69,6 +69,7 @@ ENVIRONMENT = {
     "HEADWAY_SOCK_ROOT": "Folder for sockets, instead of one below `/tmp` per user. Keep it short.",
     "HEADWAY_RUN_ID": "Set by the launcher in every process of a run: the run it belongs to.",
     "HEADWAY_NODE": "Set by the launcher: the number of the node.",
+    "HEADWAY_RESTARTED_FOR": "Set by a node's init: why it started this executor again.",
     "HEADWAY_ROLE": "Set by the launcher: what the process is, for example `executor`.",
     "HEADWAY_BEAT_FD": "Set by a node's init: the pipe to which the executor writes its beats.",
     "HEADWAY_FAULT": "Set by `headway inject` in the process that holds a fault that lasts.",

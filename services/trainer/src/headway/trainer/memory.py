@@ -62,7 +62,7 @@ class MemoryWatch:
 def held_by_others() -> int:
     """Bytes of this process's GPU that other processes hold, if they are many; else 0.
 
-    A process that was killed a moment ago may still hold its memory, so running out then says
+    A process that was killed a moment ago may still hold its memory, so running out then proves
     nothing about the run.
     """
     if not torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
