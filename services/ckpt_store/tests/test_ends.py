@@ -84,6 +84,19 @@ def test_what_all_ranks_of_one_node_have_sealed_counts_as_committed(
     assert durable_step(cluster.checkpoints) == 4
 
 
+def test_a_snapshot_that_a_rank_doubts_makes_all_nodes_fall_back_to_the_one_before(
+    cluster: Any,
+) -> None:
+    one, two = two_arenas(cluster)
+    info = two.newest()
+    assert info is not None
+    two.doubt(info)
+    one.close()
+    two.close()
+    assert end(*(start(cluster, node, 2) for node in (0, 1))) == [0, 0]
+    assert durable_step(cluster.checkpoints) == 5
+
+
 def test_a_damaged_snapshot_makes_all_nodes_fall_back_to_the_one_before(
     cluster: Any,
 ) -> None:

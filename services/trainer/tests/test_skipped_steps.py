@@ -46,13 +46,18 @@ class _Store(StepHooks):
         self.results: list[StepResult] = []
         self.stored: list[int] = []
         self.doubtful: list[tuple[int, int]] = []
+        self.doubted: dict[int, bool] = {}
+        self.pause_at = -1
+        self.num_waits = 0
         self._good = 0.0
 
     def command_seq(self) -> int:
         return int(0 <= self.ask_at < len(self.results))
 
     def apply(self, step: int, applied: int, agreed: int) -> Directive:
-        del step
+        if step + 1 >= self.pause_at > 0:
+            self.num_waits += 1
+            return Directive(pause=True, stop=self.num_waits > 2)
         return Directive(checkpoint=agreed > applied)
 
     def on_doubtful_checkpoint(self, step: int, first_skipped: int) -> None:
@@ -70,6 +75,9 @@ class _Store(StepHooks):
 
     def take(self) -> None:
         with Arena.open(self.path) as arena:
+            for info in arena.sealed():
+                if info.step <= arena.committed:
+                    self.doubted[info.step] = info.doubtful or self.doubted.get(info.step, False)
             for info in arena.wanted():
                 self.stored.append(info.step)
                 arena.release(info)
@@ -172,6 +180,27 @@ def test_the_end_of_a_run_stores_no_state_that_is_not_finite(
     store.take()
     assert store.stored == [2]
     assert not store.session.is_last_wanted
+
+
+def test_a_store_that_looks_by_itself_finds_the_states_that_are_not_finite_doubtful(
+    start: Callable[..., _Store],
+) -> None:
+    store = start(_config(durable_every=1000), bad=range(4, 7))
+    store.session.run(store, 10)
+    store.session.leave()
+    store.take()
+    doubted = [step for step, is_doubtful in store.doubted.items() if is_doubtful]
+    assert [r.step for r in store.results if r.skipped] == doubted == [4, 5, 6]
+
+
+def test_a_state_that_is_ruined_before_a_pause_is_doubtful(start: Callable[..., _Store]) -> None:
+    """No step has used it when the run is paused, and no mark asks for a look."""
+    store = start(_config(durable_every=1000), bad=range(3, 99))
+    store.pause_at = 3
+    store.session.run(store, 9)
+    store.take()
+    store.session.leave()
+    assert (store.doubted[2], store.doubted[3]) == (False, True)
 
 
 def test_a_last_update_that_ruins_the_state_is_not_stored(start: Callable[..., _Store]) -> None:

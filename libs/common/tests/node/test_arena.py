@@ -51,6 +51,18 @@ def test_a_snapshot_comes_back_bit_for_bit_in_another_mapping(tidy_shm: Path) ->
         del slot, data
 
 
+def test_a_doubt_concerns_one_snapshot_and_may_be_taken_back(shm: Path) -> None:
+    arena = make(shm / "a")
+    for step in range(5):
+        arena.seal(arena.begin(step, 1), doubtful=step == 0)
+        info = arena.newest()
+        assert info is not None
+        assert info.doubtful == (step == 0)
+        arena.doubt(info, doubtful=step == 1)
+        assert [i.doubtful for i in arena.sealed() if i.step == step] == [step == 1]
+        arena.commit(step)
+
+
 def test_an_unsealed_slot_does_not_count(shm: Path) -> None:
     arena = make(shm / "a")
     slot = arena.begin(0, 1)

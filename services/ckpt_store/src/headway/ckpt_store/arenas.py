@@ -52,12 +52,11 @@ class Arenas:
         return tuple(self._slots)
 
     def holdings(self) -> dict[int, Holding]:
-        """What each rank's arena holds; damaged ones are left out."""
+        """What each rank's arena holds, doubtful snapshots left out, and so are damaged arenas."""
         found = {}
         for _, arena in self._open.values():
             with contextlib.suppress(CorruptError):  # dropped by the next scan
-                keys = frozenset((info.step, info.generation) for info in arena.sealed())
-                found[arena.rank] = Holding(arena.committed, keys)
+                found[arena.rank] = Holding(arena.committed, _undoubted(arena))
         return found
 
     def is_written(self) -> bool:
@@ -147,6 +146,12 @@ class Arenas:
             return
         self._open[path] = (file_id, arena)
         _log.info("arena adopted", path=str(path), rank=arena.rank, committed=arena.committed)
+
+
+def _undoubted(arena: Arena) -> frozenset[Key]:
+    infos = arena.sealed()
+    doubtful = {(info.step, info.generation) for info in infos if info.doubtful}
+    return frozenset((info.step, info.generation) for info in infos) - doubtful
 
 
 def _of(arena: Arena, key: Key | None) -> list[SlotInfo]:

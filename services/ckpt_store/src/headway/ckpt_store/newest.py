@@ -23,6 +23,7 @@ class Holding:
     committed: int
     """Newest step that this rank knows to be sealed by all ranks, -1 before the first."""
     sealed: frozenset[Key]
+    """Without those that the rank doubts: they are for recovery, not for a checkpoint."""
 
 
 def candidates(

@@ -44,12 +44,16 @@ class Commits:
         """Commit what all ranks have sealed.
 
         A state whose own step was not finite is kept in memory, where recovery needs it, but does
-        not become a checkpoint; the next finite one does. Neither does a state beside which some
-        rank has no memory for further snapshots; it is tried again later, less and less often.
+        not become a checkpoint, nor does a store make it one by itself; the next finite one does.
+        Neither does a state beside which some rank has no memory for further snapshots; it is
+        tried again later, less and less often.
         """
         snapshots, state = self._context.snapshots, self._state
+        is_allowed = self._doubtful_checkpoint_requested
+        is_bad = agreed.bad or state.skipped_in_row > 0
+        snapshots.judge(is_doubtful=is_bad and not is_allowed)
         if snapshots.awaits_commit:
-            is_refused = agreed.bad and not self._doubtful_checkpoint_requested
+            is_refused = agreed.bad and not is_allowed
             if is_refused or agreed.full:
                 state.durable_due |= snapshots.withdraw()
             self._num_postponed = self._num_postponed + 1 if agreed.full else 0
@@ -84,5 +88,8 @@ class Commits:
         context, step = self._context, self._state.step
         extra = self._state.extra(context.fingerprints, durable=durable)
         generation = context.groups.generation
-        context.snapshots.begin(step, generation, extra, durable=durable, is_last=is_last)
+        is_doubtful = self._state.skipped_in_row > 0 and not durable
+        context.snapshots.begin(
+            step, generation, extra, durable=durable, is_last=is_last, is_doubtful=is_doubtful
+        )
         self._has_new_command = False

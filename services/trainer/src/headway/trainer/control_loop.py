@@ -94,7 +94,7 @@ class ControlLoop:
         snapshots.finish()
         with self._context.recorder.record(Kind.NORM, step=self._state.step, flags=WAITING):
             # a state that is committed while the run is paused was not used by a step either
-            look_at_state = look_at_state or snapshots.awaits_commit
+            look_at_state = look_at_state or snapshots.has_uncommitted
             is_bad = look_at_state and not self._is_state_finite()
             return self.agree(bad=is_bad, moved=moved)
 

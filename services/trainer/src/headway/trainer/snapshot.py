@@ -137,12 +137,20 @@ class Snapshots:
         return self._arena is not None and self._arena.busy()
 
     def begin(
-        self, step: int, generation: int, extra: Extra, *, durable: bool, is_last: bool = False
+        self,
+        step: int,
+        generation: int,
+        extra: Extra,
+        *,
+        durable: bool,
+        is_last: bool = False,
+        is_doubtful: bool = False,
     ) -> None:
         """Start sealing snapshot ``step``; the state must not change before ``finish`` returned.
 
         A durable one keeps its slot until the store has read it, so that the next ones need a
         third, unless it ``is_last``; after ``finish``, ``lacks_room`` says if there is no memory.
+        ``is_doubtful``: as for ``judge``, until the next step has used the state.
         """
         self.finish()
         if self._arena is None:
@@ -153,7 +161,7 @@ class Snapshots:
         slot = self._free_slot(self._arena, step, generation)
         if self._gpu is not None:
             self._gpu.lock(slot.data)
-        job = _Job(slot, extra.pack(), durable, durable and not is_last, written)
+        job = _Job(slot, extra.pack(), durable, durable and not is_last, is_doubtful, written)
         self._running = job
         if self._thread is None:
             self._thread = threading.Thread(target=self._work, name="snapshot", daemon=True)
@@ -192,15 +200,26 @@ class Snapshots:
             self._arena.release(info)
         return bool(unseen)
 
+    @property
+    def has_uncommitted(self) -> bool:
+        """Whether a sealed snapshot is not committed yet."""
+        return bool(self._uncommitted())
+
+    def judge(self, *, is_doubtful: bool) -> None:
+        """Record whether what is not committed yet is good for recovery only, so that no store
+        makes a checkpoint of it when its machine is about to end."""
+        for info in self._uncommitted():
+            assert self._arena is not None
+            self._arena.doubt(info, is_doubtful)
+
     def _unseen(self) -> list[SlotInfo]:
+        return [info for info in self._uncommitted() if info.wanted and not info.released]
+
+    def _uncommitted(self) -> list[SlotInfo]:
         if self._arena is None:
             return []
         committed = self._arena.committed
-        return [
-            info
-            for info in self._arena.sealed()
-            if info.wanted and not info.released and info.step > committed
-        ]
+        return [info for info in self._arena.sealed() if info.step > committed]
 
     def commit(self, step: int) -> None:
         """Commit ``step``, because all ranks have sealed it."""
@@ -319,7 +338,7 @@ class Snapshots:
                 piece = target[start : start + flat.state.nbytes].view(flat.state.dtype)
                 piece.copy_(flat.state, non_blocking=gpu is not None)
                 failpoint("snapshot.mid_seal", step=job.slot.step)
-        self._arena.seal(job.slot, job.extra, job.durable)
+        self._arena.seal(job.slot, job.extra, job.durable, doubtful=job.doubtful)
         if job.reserve:
             self._reserve(self._arena, job.slot.step)
         elif not job.durable and gpu is None:
@@ -359,10 +378,16 @@ def _mark_others(arena: Arena) -> None:
 
 class _Job:
     def __init__(
-        self, slot: ArenaSlot, extra: bytes, durable: bool, reserve: bool, written: Any
+        self,
+        slot: ArenaSlot,
+        extra: bytes,
+        durable: bool,
+        reserve: bool,
+        doubtful: bool,
+        written: Any,
     ) -> None:
         self.slot, self.extra, self.written = slot, extra, written
-        self.durable, self.reserve = durable, reserve
+        self.durable, self.reserve, self.doubtful = durable, reserve, doubtful
         self.trims = False
         self.done = threading.Event()
         self.error: BaseException | None = None

@@ -1,7 +1,8 @@
 """The layout of an arena file, and how damage is recognised.
 
     page 0      line 0: the segment's header; line 1: the ``Shape`` and its checksum;
-                line 2: what changes; from line 3: two lines per slot, worker's and daemon's
+                line 2: what changes; from line 3: two lines per slot, the first the worker's, the
+                second the daemon's ``RELEASED`` and the worker's ``DOUBTFUL``
     page 1..    the layout JSON, then the slots: data, extra state
 
 Every word that decides which bytes become weights is covered: the shape by a checksum, which
@@ -50,7 +51,7 @@ _CHECKSUM = 2 * _LINE - 1
 COMMITTED, SEALS, PID, START = range(2 * _LINE, 2 * _LINE + 4)
 _SLOTS = 3 * _LINE
 STATE, STEP, GENERATION, WANTED, EXTRA_USED, SEAL, DIGEST, CHECKSUM = range(_LINE)
-RELEASED = _LINE
+RELEASED, DOUBTFUL = _LINE, _LINE + 1
 
 _HALF = 32
 _SEED = 0x48574152

@@ -38,6 +38,8 @@ class SlotInfo:
     seal: int
     extra_nbytes: int
     digest: int
+    doubtful: bool = False
+    """Whether its worker would not have it become a checkpoint: its step was skipped, say."""
 
 
 class ArenaReader:
@@ -196,6 +198,7 @@ class ArenaReader:
             seal=seal,
             extra_nbytes=words[slot + form.EXTRA_USED],
             digest=words[slot + form.DIGEST],
+            doubtful=form.unpack_number(words[slot + form.DOUBTFUL]) == seal,
         )
         # The worker may have reused the slot during the read; then none of it can be trusted.
         return info if self.unchanged(info) else None
