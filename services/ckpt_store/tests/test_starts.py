@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import threading
 from pathlib import Path
 from typing import Any
@@ -62,6 +64,31 @@ def test_what_an_earlier_start_left_can_be_restored_by_its_number(tmp_path: Path
     assert client.restore(1000) == (1000, "old")
     with pytest.raises(InputError, match="step 500"):
         client.restore(500)
+
+
+def test_a_second_client_of_a_process_saves_in_the_history_of_the_first(tmp_path: Path) -> None:
+    CheckpointClient(tmp_path).save(30, "old")
+    first = CheckpointClient(tmp_path)
+    first.restore()
+    first.save(40, "first")
+    second = CheckpointClient(tmp_path)
+    assert second.save(41, "second").is_complete
+    assert first.save(50, "first").is_complete
+    assert CheckpointClient(tmp_path, read_only=True).restore() == (50, "first")
+
+
+def test_a_save_behind_a_later_start_is_reported_and_never_complete(tmp_path: Path) -> None:
+    first = CheckpointClient(tmp_path)
+    assert first.save(40, "first").is_complete
+    script = "import sys; from headway.ckpt_store.client import CheckpointClient as C; "
+    script += "from pathlib import Path; "
+    script += "(Path(sys.argv[1]) / '.ranks/rank-0').unlink(); C(sys.argv[1]).save(41, 'second')"
+    subprocess.run([sys.executable, "-c", script, str(tmp_path)], check=True)
+    for step in (50, 60):
+        saved = first.save(step, "first")
+        assert not saved.is_complete
+        assert f"step {step} would be obsolete: a later start saves in" in saved.problem
+    assert CheckpointClient(tmp_path, read_only=True).restore() == (41, "second")
 
 
 def test_wait_is_for_the_steps_of_this_start(tmp_path: Path) -> None:

@@ -34,7 +34,7 @@ from headway.ckpt_store.folder import (
     newest,
 )
 from headway.ckpt_store.folder_client import FolderWriter
-from headway.ckpt_store.generations import SCRATCH, Generations
+from headway.ckpt_store.generations import SCRATCH, Generations, obsolete
 from headway.ckpt_store.incarnation import Incarnation
 from headway.ckpt_store.manifest import (
     damaged_name,
@@ -181,6 +181,8 @@ class CheckpointClient:
             if self._incarnation is not None:
                 incarnation = self._incarnation.stamp()
             self._generations.record()
+            if problem := obsolete(self.checkpoints, step, generation):
+                return saved(step, generation, False, False, problem)
             if self._arena is not None:
                 problem = self._hand_over(step, generation, flat, layout, nbytes, incarnation)
                 return saved(step, generation, not problem, False, problem)
@@ -255,6 +257,7 @@ class CheckpointClient:
         """Release the daemon connection and the buffer; the daemon still
         flushes what is pending."""
         self._folder.close()
+        self._generations.close()
         if self._incarnation is not None:
             self._incarnation.leave()
         if self._arena is not None:

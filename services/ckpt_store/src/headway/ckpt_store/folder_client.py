@@ -12,6 +12,7 @@ import numpy as np
 from headway.ckpt_store.files import Files, is_no_space
 from headway.ckpt_store.flush import Snapshot, StaleSnapshotError, write_manifest, write_shard
 from headway.ckpt_store.folder import look
+from headway.ckpt_store.generations import obsolete
 from headway.ckpt_store.manifest import (
     MANIFEST_NAME,
     blob_name,
@@ -152,7 +153,8 @@ class FolderWriter:
             self._own.append(key)
         except (OSError, CorruptError) as error:
             return False, f"{name} is not complete, its manifest could not be written: {error}"
-        problem = ""
+        if problem := obsolete(self._checkpoints, *key):  # since this save began
+            return False, problem
         try:
             self._retain()
         except (OSError, CorruptError) as error:

@@ -7,11 +7,15 @@ complete checkpoint on, whatever the step numbers are.
 
 Every rank of the start must arrive at the same number, whether or not another one has recorded it
 already; so it is computed from a single listing.
+
+Open clients of one process that save as one rank are of one start: what the first of them has
+chosen holds for those that restore nothing.
 """
 
 from __future__ import annotations
 
 import contextlib
+import weakref
 from pathlib import Path
 
 from headway.ckpt_store.files import Files
@@ -21,12 +25,16 @@ from headway.ckpt_store.manifest import mark_name
 SCRATCH = -1
 """The step from which a start continues that has restored none."""
 
+_open: weakref.WeakValueDictionary[tuple[Path, str], Generations] = weakref.WeakValueDictionary()
+"""Those of this process that have chosen, by folder and owner."""
+
 
 class Generations:
     """The generation that one client saves in. ``number`` holds after ``choose``."""
 
     def __init__(self, files: Files, checkpoints: Path) -> None:
         self._files, self._checkpoints = files, checkpoints
+        self._key = checkpoints, files.owner
         self.number = 0
         self.is_chosen = False
         self._restart: int | None = None
@@ -34,6 +42,10 @@ class Generations:
 
     def choose(self, step: int) -> None:
         """Continue from ``step``, or from ``SCRATCH``; writes nothing, see ``record``."""
+        first = _open.setdefault(self._key, self)
+        if step == SCRATCH and first is not self:
+            self.number, self.is_chosen = first.number, True
+            return
         view = look(self._checkpoints)
         has_later = any(
             a.is_complete and a.step > step and not is_superseded(*a.key, view.marks)
@@ -60,6 +72,22 @@ class Generations:
         if self._restart is not None:
             mark_generation(self._checkpoints, self.number, self._restart, self._files)
             self._restart = None
+
+    def close(self) -> None:
+        """Later clients of this process do not continue in it."""
+        if _open.get(self._key) is self:
+            del _open[self._key]
+
+
+def obsolete(checkpoints: Path, step: int, generation: int) -> str:
+    """Why a checkpoint would never be restored; empty if it would, or if the folder is unseen."""
+    with contextlib.suppress(OSError):
+        if is_superseded(step, generation, look(checkpoints).marks):
+            return (
+                f"step {step} would be obsolete: a later start saves in {checkpoints}; end one of "
+                "the two, or give each a folder of its own"
+            )
+    return ""
 
 
 def _newest(view: FolderView) -> int:
