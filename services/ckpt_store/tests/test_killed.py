@@ -6,11 +6,13 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 from headway.ckpt_store.client import CheckpointClient
 from headway.ckpt_store.files import Files, NewFile
 from headway.ckpt_store.folder import look
+from headway.ckpt_store.incarnation import Holder
 from headway.testkit.checkpoint_histories import Disk, DiskClient, DiskFiles, KilledError
 
 KEEP = 1
@@ -96,8 +98,26 @@ def test_a_rank_clears_its_own_draft_and_leaves_that_of_another_alone(tmp_path: 
         draft.write_bytes(b"x")
     CheckpointClient(tmp_path, rank=1, world_size=2)
     assert [draft.exists() for draft in drafts] == [True, False, True]
-    CheckpointClient(tmp_path, rank=0, world_size=2)  # also for the ranks of a larger job
+    client = CheckpointClient(tmp_path, rank=0, world_size=2)
+    assert [draft.exists() for draft in drafts] == [False, False, True]
+    client.save(30, {"w": 1})  # clears also for the ranks of a larger job
     assert not folder.exists()
+
+
+def test_a_client_on_another_host_leaves_the_parts_of_a_live_job_alone(tmp_path: Path) -> None:
+    writer = CheckpointClient(tmp_path)
+    claim = tmp_path / ".ranks" / "rank-0"
+    holder = msgspec.json.decode(claim.read_bytes(), type=Holder)
+    claim.write_bytes(msgspec.json.encode(msgspec.structs.replace(holder, host="elsewhere")))
+    folder = tmp_path / "step-00000020.g0"
+    folder.mkdir()
+    drafts = [folder / f".rank-{rank}.safetensors.r{rank}.tmp" for rank in range(2)]
+    drafts.append(folder / "rank-0.safetensors")
+    for draft in drafts:
+        draft.write_bytes(b"x")
+    CheckpointClient(tmp_path)
+    assert all(draft.exists() for draft in drafts)
+    writer.close()
 
 
 def test_a_second_client_of_a_process_leaves_the_draft_of_the_first_alone(tmp_path: Path) -> None:

@@ -131,8 +131,8 @@ class CheckpointClient:
         # A single rank with a daemon needs no token, as its arena has one writing process.
         if not read_only and (world_size > 1 or self._arena is None):
             self._incarnation = Incarnation(self._files, self.checkpoints, rank, world_size)
-            if self._arena is None and not self._incarnation.is_held_here():
-                clear_killed(self._files, self.checkpoints, rank, world_size)
+            if self._arena is None and not self._incarnation.may_be_held():
+                clear_killed(self._files, self.checkpoints, rank)
             self._unless_full(self._incarnation.join)
 
     def prepare(self, state: Any) -> int:

@@ -23,7 +23,7 @@ from headway.ckpt_store.manifest import (
 from headway.ckpt_store.packing import pack
 from headway.ckpt_store.retention import Key
 from headway.ckpt_store.tree import Flat
-from headway.ckpt_store.upkeep import apply_retention, clear_dead
+from headway.ckpt_store.upkeep import apply_retention, clear_beyond, clear_dead
 from headway.common.errors import CorruptError
 
 Outcome = tuple[bool, bool, str]
@@ -96,6 +96,8 @@ class FolderWriter:
         try:
             if not self._is_settled:
                 self._files.settle_dir(self._checkpoints)
+                if self._rank == 0:
+                    clear_beyond(self._files, self._checkpoints, self._world_size)
                 self._is_settled = True
             for key in sorted(self._late):
                 self._commit(key)

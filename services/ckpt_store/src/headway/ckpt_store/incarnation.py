@@ -77,10 +77,11 @@ class Incarnation:
         self._files.rename(self._files.write_whole(path, msgspec.json.encode(self._own)), path)
         self.has_joined = True
 
-    def is_held_here(self) -> bool:
-        """Whether a live process of this host, this one included, saves as this rank."""
+    def may_be_held(self) -> bool:
+        """Whether a process saves as this rank: False only if none is recorded, or one of this host
+        that has ended. This process counts, and so does any of another host or container."""
         holder = self._read(self._rank)
-        return holder is not None and holder.host == self._own.host and holder.may_be_alive()
+        return holder is not None and holder.may_be_alive()
 
     def leave(self) -> None:
         """Release the rank if it is still ours, so that its earlier process may continue."""

@@ -59,22 +59,35 @@ def apply_retention(
     return removed
 
 
-def clear_killed(files: Files, checkpoints: Path, rank: int, world_size: int) -> None:
+def clear_killed(files: Files, checkpoints: Path, rank: int) -> None:
     """Free what a killed process left in the middle of saving as ``rank``: called before the
-    process that replaces it begins to save. Works on a full disk.
-
-    Rank 0 does so too for ranks that the job no longer has, and removes attempts that are empty.
-    A file that cannot be removed stays.
+    process that replaces it begins to save, if the other one has certainly ended. Works on a full
+    disk. Rank 0 also removes attempts that are empty. A file that cannot be removed stays.
     """
     remove_leftovers(files, checkpoints)
     for attempt in look(checkpoints).attempts:
         folder = checkpoints / step_dir_name(*attempt.key)
-        gone = {rank} | (_ranks_beyond(folder, world_size) if rank == 0 else set())
-        for other in gone - attempt.ranks if not attempt.is_complete else ():
-            for path in (folder / blob_name(other), *folder.glob(f".*.r{other}.tmp")):
-                files.discard(path)
+        if not attempt.is_complete and rank not in attempt.ranks:
+            _discard_drafts(files, folder, rank)
         if rank == 0:
             files.remove_empty_dir(folder)
+
+
+def clear_beyond(files: Files, checkpoints: Path, world_size: int) -> None:
+    """The same for ranks of an earlier, larger job: called by rank 0 at its first save, since a
+    client that never saves may be a look at the folder of a job that is running."""
+    for attempt in look(checkpoints).attempts:
+        folder = checkpoints / step_dir_name(*attempt.key)
+        gone = set() if attempt.is_complete else _ranks_beyond(folder, world_size) - attempt.ranks
+        for rank in gone:
+            _discard_drafts(files, folder, rank)
+        if gone:
+            files.remove_empty_dir(folder)
+
+
+def _discard_drafts(files: Files, folder: Path, rank: int) -> None:
+    for path in (folder / blob_name(rank), *folder.glob(f".*.r{rank}.tmp")):
+        files.discard(path)
 
 
 def remove_leftovers(files: Files, checkpoints: Path) -> list[Path]:
