@@ -102,6 +102,27 @@ def test_damage_of_the_only_checkpoint_is_said_on_all_ranks_with_the_file(tmp_pa
     assert f"rank 1: {blob}: chunk 0" in str(found[0])
 
 
+def test_ranks_whose_folder_is_empty_are_named_and_nothing_is_read_twice(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clients = ranks(tmp_path / "shared", 3)
+    save_all(clients, 10)
+    clients[1].checkpoints = tmp_path / "unmounted"
+    real, num_read = clients[0]._read, []
+
+    def counting(info: Any) -> Any:
+        num_read.append(info.step)
+        return real(info)
+
+    monkeypatch.setattr(clients[0], "_read", counting)
+    found = together(3, lambda rank, agree: clients[rank].restore(agree=agree))
+    for error in found:
+        assert isinstance(error, InputError)
+        assert "ranks [1] see no checkpoint in" in str(error)
+        assert "others see step 10" in str(error)
+    assert num_read == [10]
+
+
 def test_ranks_of_a_job_that_saves_on_agree_on_a_newer_step_when_one_is_removed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -6,6 +6,7 @@ the folder is listed again.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
@@ -21,6 +22,11 @@ Read = Callable[[CheckpointInfo], Any]
 """Reads one rank's state of a checkpoint. Raises CorruptError."""
 
 _GENERATION_BITS = 20
+
+_UNSEEN_ROUNDS = 3
+_UNSEEN_PAUSE_S = 0.2
+"""For the listings of a shared folder to become equal on all nodes."""
+_NOBODY = 1 << 40
 
 T = TypeVar("T")
 
@@ -91,12 +97,14 @@ def restore_together(
     error of one rank ends it on all of them.
 
     Raises:
-        CorruptError: there are checkpoints, but none that all ranks can read. HeadwayError: another
-        rank failed; its own error is raised there.
+        CorruptError: there are checkpoints, but none that all ranks can read. InputError: some
+        ranks see none at all. HeadwayError: another rank failed; its own error is raised there.
     """
     bound: int | None = None
+    mine, state, unseen = -1, None, (-1, 0)
     for _ in range(LISTINGS):
-        mine, state, problem, error = _newest_up_to(checkpoints, bound, world_size, read)
+        kept = (mine, state) if unseen[1] else (-1, None)
+        mine, state, problem, error = _newest_up_to(checkpoints, bound, world_size, read, kept)
         end_together(agree, rank, error)
         lowest, highest = agree(mine), -agree(-mine)
         if lowest == highest >= 0:
@@ -105,6 +113,13 @@ def restore_together(
             end_together(agree, rank, problem)
             if highest < 0 and bound is None:
                 return None
+        if lowest < 0 and bound is None:
+            unseen = highest, unseen[1] + 1 if unseen[0] == highest else 1
+            if unseen[1] == _UNSEEN_ROUNDS:
+                raise _unseen(checkpoints, _ranks_without(agree, rank, mine), highest)
+            time.sleep(_UNSEEN_PAUSE_S)
+            continue
+        unseen = -1, 0
         bound = lowest if lowest >= 0 else None  # None: it was removed meanwhile
         state = None
     raise _removed_too_fast(checkpoints)
@@ -138,10 +153,14 @@ def present(info: CheckpointInfo, read: Callable[[CheckpointInfo], T]) -> T:
 
 
 def _newest_up_to(
-    checkpoints: Path, bound: int | None, world_size: int, read: Read
+    checkpoints: Path,
+    bound: int | None,
+    world_size: int,
+    read: Read,
+    kept: tuple[int, Any] = (-1, None),
 ) -> tuple[int, Any, CorruptError | None, Exception | None]:
     """(number, state) of the newest one up to ``bound``, -1 without one; why one was passed over;
-    and an error that does not concern the checkpoints."""
+    and an error that does not concern the checkpoints. ``kept`` was read before."""
     problem: CorruptError | None = None
 
     def search() -> tuple[int, Any]:
@@ -150,6 +169,8 @@ def _newest_up_to(
             number = info.step << _GENERATION_BITS | info.generation
             if bound is not None and number > bound:
                 continue
+            if number == kept[0]:
+                return kept
             try:
                 if world_size > 1:
                     present(info, check_all_parts)
@@ -175,6 +196,25 @@ def _listing_again(checkpoints: Path, search: Callable[[], T]) -> T:
         except VanishedError:
             continue
     raise _removed_too_fast(checkpoints)
+
+
+def _ranks_without(agree: Agree, rank: int, mine: int) -> list[int]:
+    """The ranks that see no checkpoint; every rank gets the same list."""
+    found: list[int] = []
+    while True:
+        is_next = mine < 0 and rank not in found
+        lowest = agree(rank if is_next else _NOBODY)
+        if lowest == _NOBODY:
+            return found
+        found.append(lowest)
+
+
+def _unseen(checkpoints: Path, ranks: list[int], newest: int) -> InputError:
+    return InputError(
+        f"ranks {ranks} see no checkpoint in {checkpoints}, others see step "
+        f"{newest >> _GENERATION_BITS}",
+        remedy="check that the same folder is mounted on the nodes of those ranks",
+    )
 
 
 def _removed_too_fast(checkpoints: Path) -> HeadwayError:
