@@ -184,7 +184,9 @@ def node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Node]:
         cluster = ClusterFolder.create(folder / "cluster", nodes=2)
         run = RunDir.create(folder / "run", run_id=new_run_id())
         silent = [f"recovery.{name}={limit_s}" for name, limit_s in NEVER.items()]
-        run.config.write_text(to_toml(load(RunConfig, overrides=[*silent, "launch.standbys=0"])))
+        run.config.write_text(
+            to_toml(load(RunConfig, overrides=[*silent, "launch.spares=1", "launch.standbys=0"]))
+        )
         paths = NodePaths(run.run_id, NODE)
         engine = LocalEngine(cluster)
         stack.callback(engine.stop_node, NODE)
