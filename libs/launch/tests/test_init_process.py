@@ -142,7 +142,7 @@ def test_the_executor_has_a_session_a_log_and_the_names_of_its_node(node: Node) 
     own = set(Path(f"/proc/{init.pid}/environ").read_bytes().split(b"\0"))
     assert {f"HEADWAY_RUN_ID={node.cluster.id}".encode(), b"HEADWAY_ROLE=init"} <= own
     log = node.cluster.path / "logs" / "n0-executor.log"
-    assert log.read_text() == "one of many lines\nthe last line\n"
+    assert log.read_text() == "after: \none of many lines\nthe last line\n"
     assert log.stat().st_mode & 0o777 == 0o600
     (child,) = node.orphans()
     links = [str(fd.readlink()) for fd in Path(f"/proc/{child.pid}/fd").iterdir()]

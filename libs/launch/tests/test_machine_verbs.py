@@ -17,6 +17,7 @@ from headway.common.errors import DeadlineError, RemoteError
 from headway.common.node.process import ProcessId
 from headway.common.node.testing import wait_until
 from headway.common.wire.addresses import Network
+from headway.common.wire.messages.ckpt_store import Flush
 from headway.launch.joining import __main__ as verbs
 from headway.launch.joining import stay as stays
 from headway.launch.joining.bundle import Bundle
@@ -125,7 +126,7 @@ class Driver:
 
     def __init__(self, control: Path) -> None:
         self.asked: list[str] = []
-        self.has_spare, self.has_hung = False, False
+        self.has_spare, self.has_hung, self.num_flushes = False, False, 0
         self._lease = FileLease(control)
 
     def lead(self, epoch: int) -> None:
@@ -146,6 +147,9 @@ class Driver:
         pass
 
     def call(self, command: object, *_: object, **__: object) -> None:
+        if isinstance(command, Flush):  # to the node's own store
+            self.num_flushes += 1
+            return
         self.asked.append(command.id)  # type: ignore[attr-defined]
         if self.has_hung:
             raise DeadlineError("no answer")
@@ -226,6 +230,7 @@ def test_a_driver_that_does_not_answer_is_asked_again_at_once(
     driver.has_spare = driver.has_hung = True
     stay = _stay(tmp_path, 1)
     stay._ask_when_due()
+    assert driver.num_flushes == 1, "meanwhile the node's store writes what is in memory"
     driver.has_hung = False
     stay._ask_when_due()
     stay._ask_when_due()

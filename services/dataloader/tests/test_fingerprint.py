@@ -23,6 +23,7 @@ from headway.dataloader.config import DataConfig, stream_spec
 from headway.dataloader.dataset import Dataset, verify, write_digests
 from headway.dataloader.digests import digests_path
 from headway.dataloader.formats import TokenFile, bin_path, idx_path
+from headway.dataloader.order_versions import data_of
 from headway.dataloader.prepare import prepare
 from headway.testkit.data_daemon import Daemon, rows, write_tokens
 
@@ -198,7 +199,7 @@ def test_a_client_that_names_a_fingerprint_gets_these_data_or_none(
     spec = stream_spec(prefix, seq_len=8, micro_batch_size=1)
     for source in (None, daemon.endpoint):
         with DataClient(source, spec=spec) as client:
-            assert client.fingerprint == TokenFile(prefix).fingerprint()
+            assert data_of(client.fingerprint) == TokenFile(prefix).fingerprint()
         other = stream_spec(
             prefix, seq_len=8, micro_batch_size=1, generation=1, fingerprint="0" * 16
         )

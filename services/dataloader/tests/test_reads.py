@@ -97,13 +97,13 @@ def test_trouble_with_the_index_is_told_apart_from_its_absence(
 
 @pytest.mark.parametrize("call", ["exists", "stat", "is_dir", "read_bytes"])
 def test_whatever_call_fails_while_opening_it_is_a_read_error(
-    corpus: Path, monkeypatch: pytest.MonkeyPatch, call: str
+    corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str
 ) -> None:
     def fail(path: Path, *_: object, **__: object) -> bool:
         raise OSError(errno.EIO, os.strerror(errno.EIO), str(path))
 
     spec = stream_spec(corpus, seq_len=8, micro_batch_size=1)
-    shared = SharedPackers()
+    shared = SharedPackers(tmp_path)
     for open_it in (lambda: DataClient(None, spec=spec), lambda: shared.packer(spec)):
         with monkeypatch.context() as patch, pytest.raises(ReadError, match=r"\(EIO\)"):
             patch.setattr(Path, call, fail)

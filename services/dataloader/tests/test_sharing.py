@@ -19,12 +19,12 @@ from headway.testkit.data_daemon import in_process, write_tokens
 
 @pytest.fixture
 def built(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
-    """Grows by the seed of each order that is built."""
+    """Grows by seed + epoch of each order that is built."""
     seeds: list[int] = []
     build = order.SampleOrder.__init__
 
     def counting(self: order.SampleOrder, *args: object, **settings: object) -> None:
-        seeds.append(settings["seed"])  # type: ignore[arg-type]
+        seeds.append(settings["seed"] + settings.get("epoch", 0))  # type: ignore[operator]
         build(self, *args, **settings)  # type: ignore[arg-type]
 
     monkeypatch.setattr(order.SampleOrder, "__init__", counting)

@@ -118,7 +118,7 @@ WORDS = {"slot_bytes": 8, "num_slots": 9, "num_readers": 10, "spec size": 11}
 
 
 @pytest.mark.parametrize("name", WORDS)
-@pytest.mark.parametrize("value", [0, 17, 1 << 40, (1 << 64) - 1])
+@pytest.mark.parametrize("value", [0, 1 << 40, (1 << 64) - 1])
 def test_sizes_that_no_ring_has_are_damage(shm: Path, name: str, value: int) -> None:
     make(shm / "r").close()
     raw = bytearray((shm / "r").read_bytes())
