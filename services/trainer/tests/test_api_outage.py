@@ -39,7 +39,7 @@ def api(tmp_path: Path) -> Iterator[KubernetesApi]:
 @pytest.fixture
 def run(tmp_path: Path, api: KubernetesApi) -> RunDir:
     made = RunDir.create(tmp_path / "run", run_id=new_run_id())
-    made.config.write_text("[recovery]\ndriver_silent_s = 0.3\n[launch]\nstandbys = 0\n")
+    made.config.write_text("[recovery]\ndriver_silent_s = 0.75\n[launch]\nstandbys = 0\n")
     LeaseName(api.url, "train", "tiny", str(api.account)).save(made.control)
     return made
 
