@@ -187,4 +187,5 @@ def test_a_stop_ends_a_run_that_waits_for_a_node() -> None:
     hand.gather()
     hand.send(Steered(Steer(sequence=1, operation="stop")))
     finish = only(hand.wait(LIMITS.stop_timeout_s + 1.0), Finish)
-    assert finish.detail == "ended by force after 10 s: node 0 has no worker for ranks 0, 1"
+    why = "node 0 has no worker for ranks 0, 1; waited for 4 s, the run ends after 100 s"
+    assert finish.detail == f"ended by force after 10 s: {why}"

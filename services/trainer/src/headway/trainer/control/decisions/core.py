@@ -307,6 +307,8 @@ class Core:
         """The code of the run is that of these workers; without any, this driver's own."""
         found = Counter(view.source for view in views if view.source)
         [(self.fleet.source, _)] = found.most_common(1) or [(self._own_source, 0)]
+        odd = (n for n, node in self.fleet.nodes.items() if self.fleet.is_odd(node))
+        self.fleet.odd = dict.fromkeys(odd)
 
     def interrupted(self, reason: str, *, is_counted: bool = True) -> list[Action]:
         """A member cannot go on: leave the generation, or gather again if none has begun."""

@@ -109,6 +109,8 @@ class Fleet:
         """Nodes that report again after a silence, without any worker."""
         self.source = ""
         """Digest of the code of the run's ranks."""
+        self.odd: dict[int, None] = {}
+        """Nodes whose standbys are all of other code, as ``is_odd``."""
         self.newest = -1
         """Newest generation that any worker was ever in: numbers up to it are used."""
         self._by_silence: dict[int, None] = dict.fromkeys(self.nodes)
@@ -223,6 +225,7 @@ class Fleet:
         node.workers, node.generation, node.step = new, generation, step
         node.version, node.trouble = beat.version, beat.trouble
         node.sources = frozenset([view.source for view in workers if view.status == "idle"])
+        _keep(self.odd, number, None, self.is_odd(node))
         if beat.services is not None:
             node.services = dict(beat.services)
         if node.gone:

@@ -51,11 +51,8 @@ def code_sentence(core: Core, nodes: list[int]) -> str:
 def _others(core: Core) -> dict[int, str]:
     """Node -> digest of its standbys' source, of the nodes whose standbys are all of another one
     than the run's."""
-    found = {}
-    for number, node in core.fleet.nodes.items() if core.source else ():
-        if core.fleet.is_odd(node):
-            found[number] = min(node.sources)
-    return found
+    nodes = core.fleet.nodes
+    return {number: min(nodes[number].sources) for number in sorted(core.fleet.odd)}
 
 
 def _restart(core: Core, number: int) -> list[Action]:

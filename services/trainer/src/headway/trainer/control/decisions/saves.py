@@ -29,7 +29,7 @@ class Saves:
 
     def look(self, core: Core) -> list[Action]:
         """Called at each tick of a run that is not over."""
-        if not _is_end_announced(core) or not is_still(core):
+        if not is_still(core) or not _is_end_announced(core):
             self._at = (-1, -1)
             return []
         now, at = core.clock.now, (core.generation, core.step)
