@@ -34,7 +34,7 @@ class Nodes:
 
     def __init__(self, folder: Path) -> None:
         self.run = RunDir.create(folder / "run", run_id=new_run_id())
-        self.run.config.write_text("[recovery]\ndriver_silent_s = 0.3\n[launch]\nstandbys = 0\n")
+        self.run.config.write_text("[recovery]\ndriver_silent_s = 0.75\n[launch]\nstandbys = 0\n")
         self.cluster = ClusterFolder(folder / "cluster")
         self.made: list[NodeRun] = []
         self.started: list[tuple[int, str, int, ProcessId]] = []

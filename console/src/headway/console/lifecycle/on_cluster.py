@@ -39,7 +39,7 @@ def check_unused(cluster: ClusterFolder, first: int, last: int, remedy: str = ""
             processes have died is not used: starting it again does the run no harm.
     """
     for node, run in live_runs(cluster).items():
-        if first <= node <= last and _is_up(run, node):
+        if first <= node <= last and _is_up(cluster, run, node):
             stop = f"stop it first: `headway stop {run.name} --runs-dir {run.path.parent}`"
             raise InputError(
                 f"node {node} of {cluster.path} is used by run {run.name}, which is live",
@@ -47,6 +47,9 @@ def check_unused(cluster: ClusterFolder, first: int, last: int, remedy: str = ""
             )
 
 
-def _is_up(run: Run, node: int) -> bool:
-    """Whether a process of the run lives on the node: its executor may just be started again."""
-    return bool(processes_of(run.folder.run_id, node))
+def _is_up(cluster: ClusterFolder, run: Run, node: int) -> bool:
+    """Whether the executor or a process of the run lives on the node: the executor may just be
+    started again."""
+    executor = cluster.living(node)
+    is_led = executor is not None and executor.state() != "T"
+    return is_led or bool(processes_of(run.folder.run_id, node))

@@ -173,9 +173,7 @@ def monitor(
     metrics_port: MetricsPort = None,
     grid: Annotated[
         str,
-        typer.Option(
-            metavar="TP,DP,PP", help="Degrees of parallelism: which ranks do the same work."
-        ),
+        typer.Option(metavar="DEGREES", help="TP,DP,PP of the run: which ranks do the same work."),
     ] = "",
     overrides: Set = None,
 ) -> None:
