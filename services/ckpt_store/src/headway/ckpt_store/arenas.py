@@ -8,7 +8,7 @@ from typing import TypeAlias
 
 import structlog
 from headway.ckpt_store.flush import Snapshot, parse_layout
-from headway.ckpt_store.newest import Holding
+from headway.ckpt_store.in_memory import Holding
 from headway.ckpt_store.retention import Key
 from headway.ckpt_store.state import Slot
 from headway.common.errors import CorruptError

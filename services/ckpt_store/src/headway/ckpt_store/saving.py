@@ -10,7 +10,7 @@ from collections.abc import Collection, Iterable, Mapping
 
 from headway.ckpt_store.attempts import Attempt
 from headway.ckpt_store.folder import FolderView
-from headway.ckpt_store.newest import Holding, candidates
+from headway.ckpt_store.in_memory import Holding, candidates
 from headway.ckpt_store.retention import Key
 from headway.ckpt_store.state import Slot
 

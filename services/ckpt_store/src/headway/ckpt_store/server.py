@@ -19,7 +19,7 @@ from headway.ckpt_store.config import StoreConfig
 from headway.ckpt_store.disk import Disk
 from headway.ckpt_store.files import Files
 from headway.ckpt_store.folder import FolderView
-from headway.ckpt_store.newest import candidates
+from headway.ckpt_store.in_memory import candidates
 from headway.ckpt_store.saving import Saving
 from headway.ckpt_store.state import (
     Announce,
