@@ -139,7 +139,7 @@ def test_a_cluster_is_made_mended_grown_used_and_removed(machine: Any) -> None:
 @pytest.mark.parametrize("name", ["my cluster", 'it\'s $HOME; "quoted"'])
 def test_a_folder_may_have_blanks_and_quotes_in_its_name(name: str, machine: Any) -> None:
     tf = Terraform(machine, name)
-    command = tf.up(1).splitlines()[-1].partition("use it: ")[2]
+    command = tf.up(1).partition("use it: ")[2].splitlines()[0]
     assert shlex.split(command)[-2:] == ["--cluster", str(tf.folder)]
     (pid,) = tf.pids(1)
     assert tf.plan(1) == (0, set())
