@@ -151,7 +151,7 @@ class Cluster:
         """The training losses of runs on the steps they have in common; of all runs by default.
 
         Raises:
-            InputError: there is no run of such a name.
+            InputError: no run has such a name.
         """
         from headway.console.reports.losses import losses
 

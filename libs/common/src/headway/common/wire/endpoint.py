@@ -109,7 +109,7 @@ def bind(opened: zmq.Socket[bytes], endpoint: str) -> tuple[str, int]:
 
 def bind_again(opened: zmq.Socket[bytes], endpoint: str) -> bool:
     """Bind an ``ipc`` endpoint whose file was removed once more; True if it was. Connections that
-    exist go on: nothing is unbound.
+    exist stay: nothing is unbound.
 
     Raises:
         InputError: the folder or the file cannot be made.
