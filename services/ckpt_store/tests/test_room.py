@@ -98,6 +98,14 @@ def test_two_processes_on_one_folder_save_and_retain_for_a_while(tmp_path: Path)
     assert [a.step for a in look(tmp_path).attempts] == [38, 39]
 
 
+def test_the_newest_stay_whichever_rank_was_the_last_to_save_them(tmp_path: Path) -> None:
+    first, second = ranks(tmp_path, keep=2)
+    for step, order in enumerate([(first, second), (second, first), (first, second)]):
+        for client in order:
+            client.save(step, {"step": step})
+    assert [a.step for a in look(tmp_path).attempts] == [1, 2]
+
+
 def test_a_failed_removal_of_old_checkpoints_does_not_fail_the_save(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

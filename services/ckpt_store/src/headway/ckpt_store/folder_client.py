@@ -41,8 +41,8 @@ class FolderWriter:
         self._is_settled = False
         self._late: set[Key] = set()
         """Steps with all their parts whose manifest could not be written."""
-        self._own: list[Key] = []
-        """Complete steps of this client, oldest first."""
+        self._own: set[Key] = set()
+        """Steps of which this client has stored its part, whichever rank completes them."""
         self._buffer = np.empty(0, np.uint8)
 
     def save(
@@ -72,6 +72,7 @@ class FolderWriter:
                 raise
             self.give_up(key, incarnation)
             raise
+        self._own.add(key)
         is_complete, trouble = self._commit(key)
         return True, is_complete, trouble or problem
 
@@ -152,7 +153,6 @@ class FolderWriter:
             self._late.add(key)
             write_manifest(self._files, self._checkpoints / name)
             self._late.discard(key)
-            self._own.append(key)
         except (OSError, CorruptError) as error:
             return False, f"{name} is not complete, its manifest could not be written: {error}"
         if problem := obsolete(self._checkpoints, *key):  # since this save began
@@ -166,5 +166,5 @@ class FolderWriter:
         return True, problem
 
     def _retain(self) -> None:
-        del self._own[: -self._keep]
+        self._own = {k for k in self._own if (self._checkpoints / step_dir_name(*k)).exists()}
         apply_retention(self._checkpoints, self._keep, files=self._files, own=self._own)
