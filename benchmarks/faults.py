@@ -142,6 +142,7 @@ def _all(rng: random.Random, others: list[int]) -> tuple[list[Fault], ...]:
         Fault("freeze", "dataloader", seconds=12.0),
         Fault("flipped_snapshot_bit", "worker", ranks=rank()),
         Fault("slow_disk", "ckpt_store", seconds=10.0),
+        Fault("slow", "worker", ranks=rank(), seconds=10.0),
         Fault("silent_node", "node", seconds=5.0),
         Fault("debugger", "worker", ranks=rank(), seconds=3.0),
         Fault("clock_step", "run"),
