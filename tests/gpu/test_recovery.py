@@ -11,7 +11,7 @@ import sys
 import tempfile
 import weakref
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -215,6 +215,7 @@ def _serve_once(run_dir: Path, device: str) -> int:
 
     class BadRank:
         rank = 0
+        waiting = nullcontext()
 
         def __init__(self, *_: Any) -> None:
             pass
