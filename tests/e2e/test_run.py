@@ -162,9 +162,15 @@ def test_a_run_whose_folder_was_removed_ends_by_itself(machine: Any) -> None:
     machine.headway(*_run(machine, LONG), "--set", "recovery.folder_gone_s=3", "--detach")
     _wait_for_step(machine, "tiny", 3)
     assert machine.processes()
-    shutil.rmtree(machine.runs / "tiny")
+    machine.wait_until(lambda: _is_removed(machine.runs / "tiny"), "the folder is gone", 20.0)
     machine.wait_until(lambda: not machine.processes(), "all processes ended", 60.0)
     machine.assert_clean()
+
+
+def _is_removed(folder: Path) -> bool:
+    """Remove it once more: what the run adds to a folder in the meantime is left over."""
+    shutil.rmtree(folder, ignore_errors=True)
+    return not folder.exists()
 
 
 @pytest.mark.timeout(180)
