@@ -70,7 +70,8 @@ class RecoveryConfig:
     service_silent_s: float = 5.0
     """A service that sends no beats for this long is killed and restarted."""
     service_start_s: float = 60.0
-    """Longest time from the start of a service to its first beat."""
+    """Longest time from the start of a service to its first beat; after a start that took longer
+    the next one has twice the time."""
     fork_limit_s: float = 20.0
     """Longest time from a fork request to the worker's first beat (torch imports in 1-2 s)."""
     wait_for_node_s: float = 600.0

@@ -21,6 +21,7 @@ FAILURES_OF_A_LOOP = 3  # in a row: then the service is in trouble also while it
 HEALTHY_AFTER_S = 10.0  # a service that ran for so long starts over with the first pause
 LEAVE_LIMIT_S = 2.0  # between SIGTERM and SIGKILL of a service that another node runs now
 KILL_AGAIN_S = 1.0
+MOST_DOUBLINGS = 4  # of the time to start, after starts that took longer
 NEEDED = ("dataloader", "ckpt_store")
 """The services that ranks wait for."""
 
@@ -46,6 +47,8 @@ class Service:
     """A process of this name has sent a beat; remembered over the executor's own death."""
     turns: int = -1
     killed_at: float = 0.0
+    slow_starts: int = 0
+    """Processes in a row that were ended before their first beat."""
     restarts: int = 0
     why: str = ""
     """Why its last process ended, or its start failed."""
@@ -133,6 +136,7 @@ class Services:
         service = self.kept.get(name)
         if service is not None and service.process == process and service.turns != turns:
             service.beat_at, service.turns, service.has_reported = now, turns, True
+            service.slow_starts = 0
 
     def blame(self, name: str, why: str, now: float) -> list[Action]:
         """End a service so that it is started again."""
@@ -167,8 +171,9 @@ class Services:
             return self._end(service, "it was stopped", now)
         silent_s = self._silence(service, now)
         if silent_s is not None:
+            service.slow_starts += service.beat_at is None
             return self._end(service, f"it sent no beat for {silent_s:.0f} s", now)
-        if service.backoff.failures and now - service.since > HEALTHY_AFTER_S:
+        if service.backoff.failures and _has_served(service, now):
             service.backoff.succeed()
         return []
 
@@ -180,7 +185,9 @@ class Services:
             # adopted: it reported to the executor before this one, and needs only to reconnect
             since, limit_s = service.since, 2 * self._silent_s
         elif service.is_reporting:
-            since, limit_s = service.since, self._start_s
+            # on a machine too busy to load torch in time, another start as short never succeeds
+            longer = 2.0 ** min(service.slow_starts, MOST_DOUBLINGS)
+            since, limit_s = service.since, self._start_s * longer
         else:
             return None
         return now - since if now - since > limit_s else None
@@ -197,7 +204,7 @@ class Services:
         return [kill, Log("warning", "ended a service to start it again", fields)]
 
     def _fell(self, service: Service, why: str, now: float) -> Action:
-        if service.process is not None and now - service.since > HEALTHY_AFTER_S:
+        if _has_served(service, now):
             service.backoff.succeed()
         retry_in_s = service.backoff.pause_s
         service.backoff.fail(now)
@@ -234,3 +241,9 @@ class Services:
             elif service.backoff.failures >= FAILURES_OF_A_LOOP:
                 found.append(f"{service.name} is restarted repeatedly: {service.why}")
         return found
+
+
+def _has_served(service: Service, now: float) -> bool:
+    """Whether its process has run for long enough, and reported if such services do."""
+    is_old = service.process is not None and now - service.since > HEALTHY_AFTER_S
+    return is_old and (service.beat_at is not None or not service.is_reporting)
