@@ -106,6 +106,12 @@ def test_a_run_without_anything_says_so_and_invents_nothing(
     assert "- before, not measured since" in "\n".join(render(summary))
 
 
+def test_a_run_that_ended_before_its_first_step_says_why_it_has_no_trace(fake: FakeRun) -> None:
+    fake.finish("stopped")
+    text = "\n".join(render(summarise(fake.run, write_trace=True)))
+    assert "trace            not written: run fake has no records of these steps" in text
+
+
 @pytest.mark.parametrize("steps", [50, 51])
 def test_a_trace_of_some_steps_says_which_and_how_to_get_all(fake: FakeRun, steps: int) -> None:
     summary = dataclasses.replace(summarise(fake.run), step=steps, trace="trace.json.gz")

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from headway.common.errors import InputError
 from headway.common.output import Table, mebibytes
 from headway.console.analysis.episodes import load_journal, recoveries
 from headway.console.analysis.events import load_events
@@ -47,6 +48,8 @@ class Summary:
     recoveries: list[dict[str, Any]] = field(default_factory=list)
     sample: str = ""
     trace: str = ""
+    no_trace: str = ""
+    """Why no trace was written, if one was wanted."""
     notebook: str = ""
     resume: str = ""
     """The command that resumes a stopped or failed run."""
@@ -62,6 +65,7 @@ def summarise(run: Run, *, write_trace: bool = False) -> Summary:
     evaluations = load_evaluations(run).sort("step", "generation")
     losses, steps = evaluations["loss"].to_list(), evaluations["step"].to_list()
     data = corpus(config)
+    trace, no_trace = _trace(run) if write_trace else ("", "")
     return Summary(
         name=run.name,
         outcome=run.outcome or progress.phase,
@@ -80,7 +84,8 @@ def summarise(run: Run, *, write_trace: bool = False) -> Summary:
         checkpoints=checkpoints(run),
         recoveries=recovery_rows(run),
         sample=final_sample(run),
-        trace=_trace(run) if write_trace else "",
+        trace=trace,
+        no_trace=no_trace,
         notebook=_notebook(),
         resume=_resume(run),
     )
@@ -107,6 +112,8 @@ def report(summary: Summary) -> list[str | Table]:
                 f"                 the last {TRACED_STEPS} steps before the end and each recovery; "
                 f"`headway trace {s.name} -o FILE` writes all"
             )
+    if s.no_trace:
+        lines.append(f"trace            not written: {s.no_trace}")
     if s.notebook:
         lines.append(f"notebook         {s.notebook} (`make lab`)")
     if s.resume:
@@ -165,14 +172,18 @@ def _mean_rate(run: Run) -> float:
     return float(tokens) / float(spent_s) if tokens and spent_s else 0.0
 
 
-def _trace(run: Run) -> str:
+def _trace(run: Run) -> tuple[str, str]:
+    """The trace's path, or why there is none."""
     from headway.console.trace.export import write_trace
 
     out = run.path / "trace.json.gz"
-    if run.fetch_records():  # without some of its ranks a trace would mislead
-        return ""
-    write_trace(run, out, newest=TRACED_STEPS)
-    return str(out)
+    if problems := run.fetch_records():  # without some of its ranks a trace would mislead
+        return "", problems[0]
+    try:
+        write_trace(run, out, newest=TRACED_STEPS)
+    except InputError as error:  # it may have ended before its first step
+        return "", error.message
+    return str(out), ""
 
 
 def _notebook() -> str:
