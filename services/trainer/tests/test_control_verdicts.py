@@ -278,7 +278,7 @@ def test_who_does_not_leave_is_killed_and_the_hang_counts_once() -> None:
 
 
 def test_unexplained_hangs_at_the_same_step_end_the_run_with_their_name() -> None:
-    hand = Hand(limits=dataclasses.replace(LIMITS, max_crashes=3, hang_act_s=4.0)).run()
+    hand = Hand(limits=dataclasses.replace(LIMITS, max_crashes=3, hang_act_s=3.0)).run()
     actions: list[Action] = []
     for number in range(3):
         hang = _hang(id=f"h{number}", generation=hand.state.generation, silence_s=5.0)

@@ -24,6 +24,7 @@ from structlog.testing import capture_logs
         ({"leave_timeout_s": 61.0}, ("leave_timeout_s=61", "join_timeout_s=60")),
         ({"gather_timeout_s": 20.0}, ("fork_limit_s=20", "gather_timeout_s=20")),
         ({"service_silent_s": 99.0}, ("service_silent_s=99", "service_start_s=60")),
+        ({"hang_act_s": 20.0}, ("hang_act_s=20", "group_timeout_s=20", "over gloo")),
         ({"read_timeout_s": 0.0}, ("recovery.read_timeout_s=0.0",)),
         ({"choose_timeout_s": float("nan")}, ("recovery.choose_timeout_s=nan",)),
         ({"stop_timeout_s": float("inf")}, ("recovery.stop_timeout_s=inf",)),

@@ -14,6 +14,7 @@ _IN_ORDER = (
     ("node_lost_s", "orphan_limit_s", "workers must outlive the restart of their executor"),
     ("group_timeout_s", "first_step_timeout_s", "a first step takes longer than later ones"),
     ("group_timeout_s", "join_timeout_s", "joining builds groups and uses them"),
+    ("hang_act_s", "group_timeout_s", "over gloo a collective ends there by itself"),
     ("leave_timeout_s", "join_timeout_s", "leaving is a part of joining the next generation"),
     ("fork_limit_s", "gather_timeout_s", "gathering waits for at least one fork"),
     ("service_silent_s", "service_start_s", "a start takes longer than a beat"),
