@@ -6,6 +6,7 @@ sees each operation of torch with the types of its arguments, which is what choo
 
 from __future__ import annotations
 
+import weakref
 from typing import Any
 
 import pytest
@@ -120,6 +121,16 @@ def test_nothing_is_launched_for_the_first_time_once_a_message_is_posted(
     config = config_of(schedule, pp, vp)
     for rank in sorted({0, pp // 2, pp - 1}):
         assert launched_late(config, rank, rehearses=True) == set(), f"rank {rank}"
+
+
+def test_a_rehearsed_send_keeps_its_tensor_as_one_to_a_late_peer_does() -> None:
+    tensor = torch.zeros(3)
+    seen = weakref.ref(tensor)
+    ticket = EchoPipe(0, 2).send("forward", tensor, 1, 0)
+    del tensor
+    assert seen() is not None and not ticket.done()
+    del ticket
+    assert seen() is None
 
 
 def test_without_a_rehearsal_the_backward_is_loaded_behind_posted_receives() -> None:
