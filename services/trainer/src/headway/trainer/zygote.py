@@ -46,7 +46,8 @@ def serve(run_dir: Path, node: int) -> int:
         return 1
     torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # children are reaped by the kernel
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
+    end = _End()
+    signal.signal(signal.SIGTERM, end)
     folder = RunDir(run_dir)
     on_gpu = load(RunConfig, files=[folder.config]).train.device == "gpu"
     paths = NodePaths(folder.run_id, node)
@@ -57,7 +58,7 @@ def serve(run_dir: Path, node: int) -> int:
     beat = ZygoteBeat(paths.shm_dir)
     with contextlib.closing(_Requests(path)) as requests:
         log.info("zygote is up", node=node, threads=len(os.listdir("/proc/self/task")))
-        while True:
+        while not end.is_asked:
             beat.turn()
             requests.keep_reachable()
             try:
@@ -79,6 +80,17 @@ def serve(run_dir: Path, node: int) -> int:
                 _become_worker(run_dir, name)
                 os._exit(main(run_dir, node, name))
             beat.forked(name, pid)
+    return 0
+
+
+class _End:
+    """Ends the zygote at once; at its next turn if what it raises is lost, as in a destructor."""
+
+    is_asked = False
+
+    def __call__(self, *_: object) -> None:
+        self.is_asked = True
+        sys.exit(0)
 
 
 class _Requests:
