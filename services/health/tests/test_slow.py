@@ -128,6 +128,20 @@ def test_a_slow_rank_is_named_within_twenty_steps_and_so_is_its_end(rank: int) -
     assert (verdict.kind, verdict.node, response(verdict)) == ("slow_rank", rank // 2, "observe")
 
 
+def test_all_replicas_of_a_stage_that_are_slow_together_are_named() -> None:
+    def times(step: int, rank: int) -> float:
+        return by_stage(step, rank) * (3.0 if rank < 2 and SLOW_FROM <= step < 80 else 1.0)
+
+    findings = training(PP2_DP2).run(120, times).findings()
+    named = {rank: (step, said) for step, rank, said in findings if "computes" in said}
+    assert set(named) == {0, 1}
+    for rank, (step, said) in named.items():
+        assert SLOW_FROM < step <= SLOW_FROM + WITHIN
+        assert said == f"rank {rank} computes 3.0x its earlier time since step 40 (node 0)"
+    over = [(step, rank) for step, rank, said in findings if "again" in said]
+    assert len(over) == 2 and all(80 < step <= 80 + WITHIN for step, _ in over)
+
+
 def test_a_rank_that_is_slow_most_of_the_time_is_named_too() -> None:
     def times(step: int, rank: int) -> float:
         return by_stage(step, rank) * (4.0 if rank == 1 and step % 4 and step >= SLOW_FROM else 1.0)

@@ -2,10 +2,11 @@
 
 In synchronous training one slow rank slows all, and every other one shows it as waiting; so only
 the time of forward and backward passes is compared, which waits for no other stage or replica. A
-rank is held against the other replicas of its pipeline stage. Without replicas it is held against
-its own earlier time, less what all ranks have slowed down by together, such as by longer sequences
-or a busy machine. Tensor-parallel ranks wait for each other inside their passes: they are judged as
-one. Nothing is done about a slow rank but to say it, and that it is over.
+rank is held against the other replicas of its pipeline stage. Without replicas, or if they are slow
+as well, it is held against its own earlier time, less what all ranks have slowed down by together,
+such as by longer sequences or a busy machine. Tensor-parallel ranks wait for each other inside
+their passes: they are judged as one. Nothing is done about a slow rank but to say it, and that it
+is over.
 """
 
 from __future__ import annotations
@@ -45,6 +46,10 @@ class _Unit:
     compute_s: float = 0.0
     earlier_s: deque[float] = field(default_factory=lambda: deque(maxlen=KEPT_EARLIER))
     """Its time while it was not slow, about once per ``COMPUTE_STEPS``."""
+    others_s: float = 0.0
+    """Median over the other stages, 0 without any."""
+    earlier_share: deque[float] = field(default_factory=lambda: deque(maxlen=KEPT_EARLIER))
+    """Its time then in that of the other stages: the same on a busy machine."""
     noted_step: int = -1
     changing_since: int | None = None
     """Step since which it is slow without being named, or well although it is named."""
@@ -60,6 +65,8 @@ class _Unit:
         """Take its present time as one that is usual for it."""
         if self.step - self.noted_step >= COMPUTE_STEPS:
             self.earlier_s.append(self.compute_s)
+            if self.others_s:
+                self.earlier_share.append(self.compute_s / self.others_s)
             self.noted_step = self.step
 
 
@@ -84,9 +91,12 @@ class SlowRanks:
             stages.setdefault(self._stage(unit), []).append(unit.compute_s)
         for times in stages.values():
             times.sort()
+        medians = sorted(map(statistics.median, stages.values()))
         slowdowns = sorted(s for unit in self._units.values() if (s := unit.slowdown) is not None)
         for unit in moved:
-            peers_s = _median_without(stages[self._stage(unit)], unit.compute_s)
+            stage = stages[self._stage(unit)]
+            peers_s = _median_without(stage, unit.compute_s)
+            unit.others_s = _median_without(medians, statistics.median(stage)) or 0.0
             verdicts += self._weigh(unit, peers_s, slowdowns)
         return verdicts
 
@@ -125,19 +135,7 @@ class SlowRanks:
     ) -> list[Verdict]:
         """``peers_s`` is the median of its replicas, None without any; ``slowdowns`` are all units'
         against their own earlier time, sorted."""
-        factor = self._config.slow_factor
-        if peers_s is not None:
-            usual_s, than = peers_s, "peers"
-        elif unit.slowdown is not None:
-            # where all became slower together, or the others faster for want of company, it is not
-            # this one
-            others = _median_without(slowdowns, unit.slowdown)
-            shared = max(1.0, others or 1.0)
-            factor *= 1.0 if others is not None else ALONE_FACTOR
-            usual_s, than = shared * statistics.median(unit.earlier_s), "earlier time"
-        else:
-            unit.note_earlier()
-            return []
+        usual_s, than, factor = self._usual(unit, peers_s, slowdowns)
         ratio = unit.compute_s / usual_s if usual_s else 1.0
         is_slow = ratio >= factor and unit.compute_s - usual_s >= self._config.slow_floor_s
         is_well = ratio < (1 + factor) / 2
@@ -153,6 +151,28 @@ class SlowRanks:
             return []
         since, unit.changing_since = max(0, unit.changing_since - COMPUTE_STEPS // 2), None
         return self._end(unit, than) if is_named else self._name(unit, ratio, than, since)
+
+    def _usual(
+        self, unit: _Unit, peers_s: float | None, slowdowns: Sequence[float]
+    ) -> tuple[float, str, float]:
+        """What the unit should take (0 while that is not known), what that is, and how many times
+        as long is slow."""
+        factor, usual_s, than = self._config.slow_factor, peers_s or 0.0, "peers"
+        if unit.slowdown is None:
+            return usual_s, than, factor
+        earlier_s = statistics.median(unit.earlier_s)
+        if peers_s is not None:
+            # all replicas of a stage may be slow; what slows every stage is nobody's
+            if not unit.earlier_share or not unit.others_s:
+                return usual_s, than, factor
+            earlier_s = max(earlier_s, statistics.median(unit.earlier_share) * unit.others_s)
+            are_slow = peers_s >= (1 + factor) / 2 * earlier_s
+            return (earlier_s, "earlier time", factor) if are_slow else (usual_s, than, factor)
+        # where all became slower together, or the others faster for want of company, it is not
+        # this one
+        others = _median_without(slowdowns, unit.slowdown)
+        factor *= 1.0 if others is not None else ALONE_FACTOR
+        return max(1.0, others or 1.0) * earlier_s, "earlier time", factor
 
     def _name(self, unit: _Unit, ratio: float, than: str, since: int) -> list[Verdict]:
         is_one = len(unit.ranks) == 1
