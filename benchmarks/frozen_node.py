@@ -2,8 +2,8 @@
 ``python -m benchmarks.frozen_node --times 10``.
 
 Every process of the node is stopped (SIGSTOP) for ``--seconds``, every second time those of the
-driver's node. The node that wakes up again must do no harm: it writes nothing and is a spare, or
-lost, at the end.
+driver's node. Ranks of other nodes must keep their processes. The node that wakes up must be a
+spare at the end, and no generation may begin for its sake.
 """
 
 from __future__ import annotations
@@ -50,7 +50,11 @@ def freeze(rig: Rig, run: Run, *, is_driver: bool, seconds: float) -> dict[str, 
         for process in frozen:
             process.kill(signal.SIGCONT)
     wrong = [] if took <= LIMIT_S[is_driver] else [f"{took:.1f} s until all ranks step again"]
+    moved = rig.healthy(run)
+    wrong += _lost(before, moved, node)
     back = rig.wait(lambda: _is_well(run, node), BACK_LIMIT_S)
+    if (now := rig.healthy(run)).generation != moved.generation:
+        wrong.append(f"generation {moved.generation} became {now.generation} after the freeze")
     if back > BACK_LIMIT_S:
         wrong.append(f"node {node} has not come back: {status_of(run)}")
     seen = [
@@ -64,6 +68,12 @@ def freeze(rig: Rig, run: Run, *, is_driver: bool, seconds: float) -> dict[str, 
     line = ", ".join(f"{name} {s}" for name, s in sorted(times.items(), key=lambda one: one[1]))
     print(f"  steps again after {took:.1f} s; {line}", flush=True)
     return {"node": node, "is_driver": is_driver, "took_s": took, "events": seen, "wrong": wrong}
+
+
+def _lost(before: Status, after: Status, node: int) -> list[str]:
+    old, new = ({row.rank: row.pid for row in status.ranks} for status in (before, after))
+    alive = [row.rank for row in before.ranks if row.node != node]
+    return [f"rank {rank} has another process" for rank in alive if old[rank] != new[rank]]
 
 
 def _short(fields: dict[str, Any]) -> dict[str, Any]:

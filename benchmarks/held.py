@@ -24,7 +24,7 @@ from headway.common.node.run_dir import NodePaths
 from headway.common.polling import wait_until
 from headway.common.wire.messages.driver import Status
 from headway.console.run import Run
-from headway.health.client import OBSERVE, Verdict, response
+from headway.health.client import Verdict
 from headway.health.journal import read_verdicts
 
 from benchmarks.drills.rig import Rig
@@ -50,11 +50,11 @@ class Held:
     wrong: list[str] = field(default_factory=list)
 
 
-def hold(run: Run, rank: int, number: int) -> Held:
-    """Hold the rank and wait until the run is healthy again."""
+def hold(run: Run, rank: int, number: int, known: set[tuple[str, int]]) -> Held:
+    """Hold the rank and wait until the run is healthy again; ``known`` are the revisions of
+    verdicts that were judged before, and after it those of this one."""
     row, failpoints = Held(rank), NodePaths(run.folder.run_id, 0).failpoints
     before = healthy(run, beyond_step=healthy(run).step + STEPS_BETWEEN)
-    known = {(verdict.id, verdict.revision) for verdict in _verdicts(run)}
     key = arm(failpoints, POINT, f"sleep:{HELD_FOR_S}", {"rank": rank}, f"held-{number}")
     if not wait_until(lambda: key in fired(failpoints), FIRE_LIMIT_S):
         raise DeadlineError(f"rank {rank} did not reach {POINT}")
@@ -63,6 +63,7 @@ def hold(run: Run, rank: int, number: int) -> Held:
     after = healthy(run, beyond_step=before.step + 2, fallen={pids[rank]})
     disarm(failpoints, key)
     news = [one for one in _verdicts(run) if (one.id, one.revision) not in known]
+    known |= {(one.id, one.revision) for one in news}
     row.named = [f"{one.kind} {one.rank}" for one in news if one.is_open and not one.taken]
     row.named_s = min((v.unix_s - held_unix_s for v in news if v.rank == rank), default=-1.0)
     row.ended_s = _since(run, "fence", held_at_s)
@@ -74,8 +75,7 @@ def hold(run: Run, rank: int, number: int) -> Held:
 def _faults(row: Held, news: Sequence[Verdict], before: Status, after: Status) -> Sequence[str]:
     old, new = ({one.rank: one.pid for one in status.ranks} for status in (before, after))
     others = sorted(rank for rank in old if rank != row.rank and old[rank] != new[rank])
-    blamed = [one for one in news if response(one) != OBSERVE]  # not victims that log a lost peer
-    named = sorted({one.rank for one in blamed if one.rank not in (row.rank, -1)})
+    named = sorted({one.rank for one in _accusing(news) if one.rank not in (row.rank, -1)})
     wrong = [f"rank {rank} has another process" for rank in others]
     wrong += [f"rank {rank} was named" for rank in named]
     wrong += [f"{one.kind} of node {one.node}" for one in news if one.kind == "node_silent"]
@@ -86,6 +86,11 @@ def _faults(row: Held, news: Sequence[Verdict], before: Status, after: Status) -
     if after.generation != before.generation + 1:
         wrong.append(f"generation {before.generation} became {after.generation}")
     return wrong
+
+
+def _accusing(verdicts: Sequence[Verdict]) -> list[Verdict]:
+    """Those that name somebody, even if nothing follows: not a victim's log line of its loss."""
+    return [one for one in verdicts if one.kind not in ("peer_lost", "collective_timeout")]
 
 
 def _verdicts(run: Run) -> list[Verdict]:
@@ -117,14 +122,20 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--set", action="append", default=[], dest="overrides")
     parser.add_argument("--out", type=Path)
     options = parser.parse_args(argv)
-    chance, rows, stopped_by = random.Random(options.seed), [], ""
+    chance, stopped_by = random.Random(options.seed), ""
+    rows: list[Held] = []
+    known: set[tuple[str, int]] = set()
     with Rig() as rig:
         run = rig.launch("held", *layout(options.tp, options.pp), *options.overrides)
         try:
             for number in range(options.times):
-                row = hold(run, chance.randrange(options.tp * options.pp), number)
+                row = hold(run, chance.randrange(options.tp * options.pp), number, known)
                 rows.append(row)
                 print(f"{number}: {row}", flush=True)
+            healthy(run, beyond_step=healthy(run).step + STEPS_BETWEEN)
+            late = [one for one in _verdicts(run) if (one.id, one.revision) not in known]
+            named = sorted({one.rank for one in _accusing(late) if one.is_open})
+            rows[-1].wrong += [f"rank {rank} was named afterwards" for rank in named]
         except HeadwayError as error:
             stopped_by = str(error)[:600]
         finally:

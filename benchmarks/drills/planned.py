@@ -2,8 +2,9 @@
 
 ``python -m benchmarks.drill --kinds planned --times 50``. One small run, which makes no checkpoint
 by itself, is ended while it trains, is paused, evaluates, makes the first step of a generation, or
-recovers, in turn. Its stores must write the newest step that any rank has committed; its shared
-memory is compared with that checkpoint, then removed, as a reboot would; the run must resume there.
+recovers, in turn; ``caught`` says whether it still did so when it ended. Its stores must write the
+newest step that any rank has committed; its shared memory is compared with that checkpoint, then
+removed, as a reboot would; the run must resume there.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ from headway.common.node.run_dir import NodePaths, shm_root
 from headway.common.wire.messages.driver import Status
 from headway.console.run import Run
 
-from benchmarks.drills.place import status_of
+from benchmarks.drills.place import events_of, status_of
 from benchmarks.drills.rig import Rig
 
 OVERRIDES = (
@@ -41,6 +42,8 @@ OVERRIDES = (
 END_LIMIT_S = 90.0
 """systemd sends SIGKILL after so long."""
 START_LIMIT_S = STRIKE_LIMIT_S = 300.0
+MOST_BEHIND = 2
+"""A snapshot is copied while the next step is made, and committed by every rank after it."""
 MOST_GAP_S = 0.02
 """Between two signals: who ends a run does not reach all of it at once."""
 
@@ -58,6 +61,8 @@ class End:
     resumed: int = -1
     source: str = ""
     ended_s: float = 0.0
+    caught: bool = False
+    """The run had not left what it was ended in."""
     wrong: list[str] = field(default_factory=list)
 
 
@@ -69,15 +74,18 @@ def play(rig: Rig, times: int, seed: int) -> list[End]:
         end = End(kinds[number % len(kinds)], number)
         try:
             status = rig.healthy(run, beyond_step=_newest(run) + 3, limit_s=START_LIMIT_S)
+            begun_s = time.monotonic()
             KINDS[end.kind](rig, run, status, rng)
             _end(rig, run, end, rng)
+            end.caught = CAUGHT[end.kind](run, begun_s)
             run = _resume(rig, run, end)
         except (HeadwayError, AssertionError) as error:
             end.wrong.append(f"{type(error).__name__}: {error}"[:300])
         verdict = "; ".join(end.wrong) or "well"
         print(
             f"  {number}: {end.kind}, at step {end.step}, committed {end.committed}, resumed at "
-            f"{end.resumed} ({end.source}), ended in {end.ended_s:.1f} s: {verdict}",
+            f"{end.resumed} ({end.source}), ended in {end.ended_s:.1f} s, "
+            f"{'caught' if end.caught else 'missed'}: {verdict}",
             flush=True,
         )
         ends.append(end)
@@ -93,12 +101,10 @@ def report(times: int, seed: int) -> dict[str, Any]:
         ends = play(rig, times, seed)
     good = sum(not end.wrong for end in ends)
     print(f"{good} of {len(ends)} announced ends resumed at the newest committed step")
-    return {
-        "ends": [asdict(end) for end in ends],
-        "failures": [
-            f"end {end.number} ({end.kind}): {line}" for end in ends for line in end.wrong
-        ],
-    }
+    failures = [f"end {end.number} ({end.kind}): {line}" for end in ends for line in end.wrong]
+    missed = {end.kind for end in ends} - {end.kind for end in ends if end.caught}
+    failures += [f"no end came during {kind}" for kind in sorted(missed)]
+    return {"ends": [asdict(end) for end in ends], "failures": failures}
 
 
 # ---- what the run is doing when it is ended ---------------------------------------------------
@@ -142,6 +148,29 @@ KINDS: dict[str, Callable[[Rig, Run, Status, random.Random], None]] = {
 }
 
 
+def _is_left_by_a_command(_run: Run, _since_s: float) -> bool:
+    return True
+
+
+def _has_not_evaluated(run: Run, _since_s: float) -> bool:
+    newest_one = "(SELECT MAX(sequence) FROM commands WHERE operation = 'evaluate')"
+    return not run.query(f"SELECT loss FROM evaluations WHERE sequence = {newest_one}")
+
+
+def _has_not_stepped(run: Run, since_s: float) -> bool:
+    names = [row["name"] for row in events_of(run, since_s)]
+    return "fence" in names and "stepping" not in names
+
+
+CAUGHT: dict[str, Callable[[Run, float], bool]] = {
+    "training": _is_left_by_a_command,
+    "pause": _is_left_by_a_command,
+    "evaluation": _has_not_evaluated,
+    "first step": _has_not_stepped,
+    "recovery": _has_not_stepped,
+}
+
+
 def _reach(rig: Rig, run: Run, condition: Callable[[Status], bool]) -> None:
     def holds() -> bool:
         status = status_of(run)
@@ -182,11 +211,15 @@ def _shown(process: ProcessId) -> str:
 
 def _compare(run: Run, end: End, before: int) -> None:
     """Compare what memory holds with the newest checkpoint, then remove the memory."""
-    nodes = range(run.config.launch.nodes)
+    nodes, world_size = range(run.config.launch.nodes), run.config.parallel.world_size
     paths = [p for n in nodes for p in NodePaths(run.folder.run_id, n).segments("arena")]
     with contextlib.ExitStack() as stack:
         readers = [stack.enter_context(ArenaReader.open(path, writable=False)) for path in paths]
         end.committed = max([before, *(reader.committed for reader in readers)])
+        if len({reader.rank for reader in readers}) != world_size:
+            end.wrong.append(f"{len(readers)} of {world_size} ranks have kept their memory")
+        if end.committed < end.step - MOST_BEHIND:
+            end.wrong.append(f"only step {end.committed} was kept of {end.step}")
         info = newest(run.folder.checkpoints)
         if info is None or info.step != end.committed:
             end.wrong.append(f"the newest checkpoint is of step {info.step if info else None}")

@@ -234,7 +234,8 @@ class Rig:
         image = self.folder / "disk"
         with image.open("wb") as opened:
             opened.truncate(START_DISK_BYTES)
-        for words in (["mkfs.ext4", "-q", image], ["mount", "-o", "loop", image, self.runs]):
+        make, mount = ["mkfs.ext4", "-q", image], ["mount", "-o", "loop", image, self.runs]
+        for words in (make, mount):
             subprocess.run(words, check=True, capture_output=True)
         self._mounted = True
 
