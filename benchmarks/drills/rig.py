@@ -234,8 +234,8 @@ class Rig:
         image = self.folder / "disk"
         with image.open("wb") as opened:
             opened.truncate(START_DISK_BYTES)
-        make, mount = ["mkfs.ext4", "-q", image], ["mount", "-o", "loop", image, self.runs]
-        for words in (make, mount):
+        make = ["mkfs.ext4", "-q", str(image)]
+        for words in (make, ["mount", "-o", "loop", str(image), str(self.runs)]):
             subprocess.run(words, check=True, capture_output=True)
         self._mounted = True
 
