@@ -7,6 +7,7 @@ sees each operation of torch with the types of its arguments, which is what choo
 from __future__ import annotations
 
 import weakref
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -14,7 +15,7 @@ import torch
 from headway.common.config import from_dict
 from headway.common.plan.grid import AXES
 from headway.testkit.trainer.synthetic import synthetic
-from headway.trainer import rehearsal
+from headway.trainer import generation, rehearsal
 from headway.trainer.comm.channel import Channels
 from headway.trainer.comm.every_rank import EveryRank
 from headway.trainer.comm.groups import Groups
@@ -24,6 +25,8 @@ from headway.trainer.generation import Session
 from headway.trainer.hooks import StepHooks, StepResult
 from headway.trainer.model.rehearsal import Echo
 from headway.trainer.rehearsal import EchoPipe, EchoWorld
+from headway.trainer.snapshot import Snapshots
+from headway.trainer.state.flat import FlatChunk
 from torch.utils._python_dispatch import TorchDispatchMode
 
 GRIDS = [
@@ -186,3 +189,36 @@ def test_a_fence_ends_a_rehearsal_and_the_next_generation_begins_it_again(
         session.load("init")
         session.leave()
     assert len(rehearsed) == 2
+
+
+@pytest.mark.parametrize(("device", "is_rehearsed"), [("cuda", True), ("cpu", False)])
+def test_on_a_gpu_the_device_is_idle_and_memory_locked_before_anything_is_posted(
+    device: str, is_rehearsed: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config, calls = config_of("1f1b", 1, 1), []
+    session = Session(config, 0, data_factory=synthetic(config, 0), device=device)
+    session.device = torch.device("cpu")  # what the GPU would do is not of interest here
+    for owner, name in (
+        (generation, "settle"),
+        (rehearsal, "rehearse_step"),
+        (FlatChunk, "renew"),
+        (Snapshots, "lock"),
+        (Snapshots, "forget"),
+    ):
+        monkeypatch.setattr(owner, name, noting(calls, name, getattr(owner, name)))
+    session.join(Groups.alone())
+    calls.clear()
+    session.load("init")
+    session.leave()
+    session.join(Groups.alone())
+    session.load("init")
+    first = ["rehearse_step"] * is_rehearsed + ["lock", "forget"]
+    assert calls == [*first, "settle", "renew", "lock", "forget"]
+
+
+def noting(calls: list[str], name: str, true: Callable[..., Any]) -> Callable[..., Any]:
+    def call(*args: Any) -> Any:
+        calls.append(name)
+        return None if name == "rehearse_step" else true(*args)
+
+    return call
