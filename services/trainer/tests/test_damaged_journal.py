@@ -24,9 +24,21 @@ from headway.trainer.control.decisions.events import Memory
 from headway.trainer.control.durable import newest_mark
 from headway.trainer.control.essentials import FILE, damaged_of, kept_facts
 from headway.trainer.control.journal import Journal
+from headway.trainer.control.rows import ClockReading
 from headway.trainer.control.writer import JournalWriter
 
 LIMIT_S = 30.0
+TEXTS = (
+    "UPDATE generations SET rank_nodes = {}",
+    "UPDATE facts SET value = {} WHERE key = 'epoch'",
+    "UPDATE facts SET value = {} WHERE key = 'outcome'",
+    "UPDATE facts SET value = {} WHERE key = 'memory'",
+    "UPDATE facts SET key = {} WHERE key = 'memory'",
+    "UPDATE events SET name = {}",
+    "UPDATE commands SET operation = {}",
+    "UPDATE commands SET id = {} WHERE sequence = 1",
+    "UPDATE clocks SET boot_id = {}",
+)
 MEMORY = Memory(lost=(3,), bad_checkpoints=(7,))
 
 
@@ -85,6 +97,8 @@ def _filled(path: Path, *, is_shared: bool = False) -> Journal:
     journal.remember(MEMORY)
     journal.set_facts(outcome="stopped", spent_commands="1")
     journal.store(_steps(0))
+    journal.append([journal.clock_record(ClockReading(0, "boot", 0, 0, 0.0, 0.0))])
+    journal.event("begun", {}, 0.0)
     return journal
 
 
@@ -141,7 +155,9 @@ def test_what_a_driver_writes_is_in_a_new_file_once_the_old_one_is_damaged(
     with contextlib.closing(sqlite3.connect(path)) as database:
         numbers = database.execute("SELECT generation FROM generations").fetchall()
         assert numbers == [(2,), (3,)]
-        assert database.execute("SELECT name FROM events").fetchall() == [("after",)]
+        kept = [("begun",)] if damage is _replace_by_a_folder else []
+        names = database.execute("SELECT name FROM events").fetchall()
+        assert names == [*kept, ("after",)]
     if damage is not _replace_by_a_folder:  # of which all could be put back
         writer.run_callbacks()
         assert len(found) == 1 and "damaged-1" in found[0]
@@ -217,21 +233,40 @@ def test_a_live_driver_goes_on_over_a_damaged_journal_and_so_does_its_successor(
     [
         "UPDATE generations SET rank_nodes = '{broken'",
         "UPDATE facts SET value = '1x' WHERE key = 'epoch'",
+        *(sql.format("CAST(x'7ba2' AS TEXT)") for sql in TEXTS),
     ],
 )
 def test_a_cell_that_holds_nonsense_is_damage_too(tmp_path: Path, sql: str) -> None:
     """SQLite has no checksums: a flipped bit in a cell comes back as it is."""
     path = tmp_path / "run.sqlite"
-    journal = Journal(path, epoch=1)
-    journal.begin_generation(3, {0: 0})
-    journal.close()
+    _filled(path).close()
+    _execute(path, sql)
+    with contextlib.closing(Journal(path, epoch=4)) as again:
+        assert "cannot be read" in again.damage or "Could not decode" in again.damage
+        assert again.last_generation() == (2, {0: 0, 1: 4}) and len(again.commands()) == 2
+        again.begin_generation(4, {0: 0})
+        assert again.last_generation() == (4, {0: 0})
+
+
+@pytest.mark.parametrize("value", ["'1x'", "CAST(x'7ba2' AS TEXT)"])
+def test_an_epoch_that_a_live_driver_cannot_read_has_it_begin_a_new_journal(
+    tmp_path: Path, value: str
+) -> None:
+    path = tmp_path / "run.sqlite"
+    journal = _filled(path)
+    journal.keep_copy()
+    _execute(path, f"UPDATE facts SET value = {value} WHERE key = 'epoch'")
+    errors: list[str] = []
+    writer = JournalWriter(journal, lambda: None)
+    writer.submit(lambda j: j.begin_generation(3, {0: 0}), lambda _, error: errors.append(error))
+    assert _until(writer, lambda: errors == [""])
+    assert writer.close(LIMIT_S)
+    assert damaged_of(path) == ["run.sqlite.damaged-1"]
+
+
+def _execute(path: Path, sql: str) -> None:
     with contextlib.closing(sqlite3.connect(path)) as raw, raw:
         raw.execute(sql)
-    again = Journal(path, epoch=2)
-    assert "cannot be read" in again.damage
-    again.begin_generation(4, {0: 0})
-    assert again.last_generation() == (4, {0: 0})
-    again.close()
 
 
 def test_a_repair_that_failed_is_tried_again(

@@ -23,6 +23,9 @@ SETTLED_S = 0.25
 stopped, and what it holds is taken back in the copy."""
 _HEADER_BYTES = 100
 _WAL = 2
+_UNDECODABLE = "Could not decode to UTF-8"
+"""How Python's error for text that is not UTF-8 begins. SQLite does not look at what a text cell
+holds, so that the error has no code of it."""
 State = tuple[object, ...]
 
 
@@ -57,7 +60,15 @@ def open_to_read(file: Path) -> sqlite3.Connection:
 def is_damage(error: BaseException) -> bool:
     """Whether an error means that the file itself is bad, and will be the next time, too."""
     code = getattr(error, "sqlite_errorcode", 0) & 0xFF  # without what SQLite adds to it
-    return code in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
+    is_text = isinstance(error, sqlite3.OperationalError) and str(error).startswith(_UNDECODABLE)
+    return is_text or code in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
+
+
+def damage(what: str) -> sqlite3.DatabaseError:
+    """The error for a bad file that SQLite has not noticed; ``is_damage`` is true for it."""
+    error = sqlite3.DatabaseError(what)
+    error.sqlite_errorcode = sqlite3.SQLITE_CORRUPT
+    return error
 
 
 def _is_shared(file: Path) -> bool:

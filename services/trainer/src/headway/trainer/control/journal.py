@@ -21,7 +21,7 @@ from typing import Any
 import msgspec
 from headway.common.log import get_logger
 from headway.common.node.failpoints import failpoint
-from headway.common.node.sqlite import is_damage
+from headway.common.node.sqlite import damage, is_damage
 from headway.common.polling import wait_until
 from headway.common.wire.messages.executor import Evaluation, Sample, StepMetrics
 from headway.common.wire.messages.worker import Steer
@@ -82,7 +82,7 @@ class Journal:
                 raise
             self.begin_anew(error)
         except (ValueError, TypeError, KeyError) as error:  # SQLite does not check what cells hold
-            self.begin_anew(sqlite3.DatabaseError(f"a value cannot be read: {error}"))
+            self.begin_anew(damage(f"a value cannot be read: {error}"))
 
     def _begin(self) -> None:
         self._open()
@@ -94,8 +94,8 @@ class Journal:
     def _read_all(self) -> None:
         """Read what a driver begins with, so that damage shows now."""
         self._stay_in_place()
-        int(self.fact("epoch", "0")), self.commands(), self.last_generation(), self.clocks()
-        self.last_event(), self.event_names(), self.skipped()
+        Essentials.of(self._db), self._newest_epoch(), self.commands(), self.last_generation()
+        self.clocks(), self.last_event(), self.event_names(), self.skipped()
 
     def _is_bad(self, error: sqlite3.DatabaseError) -> bool:
         is_file = self.path.is_file() or not self.path.exists()
@@ -163,9 +163,7 @@ class Journal:
             if there.st_ino != self._file:
                 raise sqlite3.OperationalError(f"{self.path} was replaced by another file")
             if there.st_size and magic != _MAGIC:  # pages in memory hide it for a while
-                damage = sqlite3.DatabaseError("file is not a database")
-                damage.sqlite_errorcode = sqlite3.SQLITE_NOTADB
-                raise damage
+                raise damage("file is not a database")
         except IsADirectoryError:
             set_aside(self.path)
             self._stay_in_place()
@@ -200,8 +198,14 @@ class Journal:
             self._is_changed = False
             raise
 
+    def _newest_epoch(self) -> int:
+        text = self.fact("epoch", "0")
+        if not (text.isascii() and text.isdecimal()):
+            raise damage(f"the epoch cannot be read: {text[:40]!r}")
+        return int(text)
+
     def _check_epoch(self) -> None:
-        newest = int(self.fact("epoch", "0"))
+        newest = self._newest_epoch()
         if newest > self.epoch > 0:
             raise SupersededError(
                 f"the journal belongs to epoch {newest}, not {self.epoch}",
