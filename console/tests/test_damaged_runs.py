@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
-from collections.abc import Callable
+import sqlite3
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
+import msgspec
+import numpy as np
 import pytest
+from headway.ckpt_store.client import write_tensors
+from headway.common.errors import HeadwayError
+from headway.common.wire.messages.worker import Steer
 from headway.console.cluster import Cluster
 from headway.console.lifecycle.launch import keep_epoch
 from headway.console.testing import FakeRun
 from headway.launch.lease import FileLease, LeaseView
+from headway.trainer.client import damaged_of
 from headway.trainer.control.journal import Journal
 
 Shell = Callable[..., tuple[int, str, str]]
@@ -22,11 +30,22 @@ COMMANDS = (
     ("logs", "fake"),
     ("trace", "fake", "-o", "trace.json"),
     ("replay", "fake"),
-    ("set", "lr", "1e-3", "fake"),
+    ("set", "fake", "lr=1e-3"),
     ("stop", "fake", "--yes"),
     ("stop", "fake", "--now", "--yes"),
-    ("fork", "fake", "--name", "other"),
+    ("fork", "fake", "other", "--step", "0"),
+    ("fork", "fake", "third", "--step", "7"),  # not the state of a run
+    ("run", "fake", "--detach"),  # the last: it begins a new journal
 )
+CELLS = (
+    "UPDATE facts SET value = {bad} WHERE key = 'outcome'",
+    "UPDATE facts SET value = {bad} WHERE key = 'epoch'",
+    "UPDATE facts SET key = {bad} WHERE key = 'outcome'",
+    "UPDATE generations SET rank_nodes = {bad}",
+    "UPDATE commands SET operation = {bad}",
+    "UPDATE events SET name = {bad}",
+)
+"""Each is damaged as by one flipped bit in a text."""
 
 
 def _garbage(path: Path) -> None:
@@ -46,10 +65,30 @@ def _folder(path: Path) -> None:
     path.mkdir()
 
 
+def _no_nodes(*_: object) -> None:
+    raise HeadwayError("nodes are not started", remedy="use a machine")
+
+
+def _try_all(shell: Shell, commands: Iterable[tuple[str, ...]] = COMMANDS) -> None:
+    """A defect would raise, and a command line that is not understood reaches no file."""
+    for command in commands:
+        code, out, err = shell(*command)
+        assert code in (0, 1, 2) and (out or err or command[0] == "logs"), command
+        assert "Usage:" not in err and "--help" not in err, (command, err)
+
+
 @pytest.fixture
-def ended(fake: FakeRun, own_roots: Path, monkeypatch: pytest.MonkeyPatch) -> FakeRun:
-    """``fake`` as after a power cut, beside a sound run."""
+def ended(steerable: FakeRun, own_roots: Path, monkeypatch: pytest.MonkeyPatch) -> FakeRun:
+    """``fake`` as after a power cut, beside a sound run. Resuming it stops short of processes."""
     monkeypatch.chdir(own_roots)
+    monkeypatch.setattr("headway.console.lifecycle.launch.measure_peak", lambda *_: None)
+    monkeypatch.setattr("headway.console.lifecycle.launch.start", _no_nodes)
+    fake = steerable
+    state = {"w": np.zeros(8, np.float32)}
+    extra = msgspec.msgpack.encode({"command": 1})
+    write_tensors(
+        fake.folder.checkpoints, {"w": (8,)}, state.__getitem__, extra=extra, run_id="0123abcd"
+    )
     fake.advance(3)
     fake.close()
     other = FakeRun(fake.folder.path.parent, name="sound")
@@ -70,9 +109,29 @@ def test_no_command_ends_in_a_traceback_over_a_damaged_journal(
     assert rows["sound"]["step"] == 2 and not rows["sound"]["trouble"]
     assert rows["fake"]["state"] == "interrupted" and rows["fake"]["trouble"]
     assert "is damaged" in shell("status", "fake")[1]
-    for command in COMMANDS:
-        code, out, err = shell(*command)  # a defect would raise here
-        assert code in (0, 1, 2) and (out or err or command[0] == "logs"), command
+    _try_all(shell)
+
+
+@pytest.mark.parametrize("sql", CELLS)
+def test_a_cell_that_is_not_utf_8_is_named_and_no_command_ends_in_a_traceback(
+    ended: FakeRun, shell: Shell, sql: str
+) -> None:
+    path = ended.folder.database
+    journal = Journal(path, epoch=3)
+    journal.begin_generation(9, {0: 0})
+    journal.add_command("a", Steer(sequence=0, operation="set", name="lr", value=0.5))
+    journal.set_facts(outcome="failed")
+    journal.close()
+    with contextlib.closing(sqlite3.connect(path)) as raw, raw:
+        raw.execute(sql.format(bad="CAST(x'7ba2' AS TEXT)"))
+    code, out, _ = shell("runs")
+    (line,) = [line for line in out.splitlines() if line.startswith("run fake: its journal ")]
+    assert code == 0 and "is damaged (Could not decode" in line
+    rows = {row["name"]: row for row in json.loads(shell("runs", "--json")[1])}
+    assert rows["sound"]["step"] == 2 and rows["fake"]["state"] == "failed"
+    assert "is damaged" in shell("status", "fake")[1]
+    _try_all(shell)
+    assert damaged_of(path) or ended.run.journal_trouble == ""
 
 
 def test_the_outcome_of_a_run_is_known_though_its_journal_is_damaged(
@@ -93,9 +152,7 @@ def test_a_damaged_run_json_is_named_and_the_other_runs_are_usable(
     ended.folder.run_json.write_bytes(content)
     code, out, _ = shell("runs")
     assert code == 0 and "sound" in out and "fake" in out
-    for command in COMMANDS:
-        code, out, err = shell(*command)
-        assert code in (0, 1, 2) and (out or err or command[0] == "logs"), command
+    _try_all(shell)
     assert Cluster(ended.folder.path.parent).run("sound").completed_steps == 2
 
 
@@ -105,9 +162,7 @@ def test_a_damaged_record_of_the_lease_is_no_traceback(
 ) -> None:
     record = ended.folder.control / "driver.json"
     damage(record)
-    for command in (("runs",), *COMMANDS):
-        code, out, err = shell(*command)
-        assert code in (0, 1, 2) and (out or err or command[0] == "logs"), command
+    _try_all(shell, (("runs",), *COMMANDS))
     if record.is_dir():
         record.rmdir()
 

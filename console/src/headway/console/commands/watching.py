@@ -127,7 +127,8 @@ def _journal_lines(run: Run) -> list[str]:
     """What is wrong with the journal, and that it was: what it held is not in the new one."""
     from headway.trainer.client import damaged_of
 
-    lines = [run.journal_trouble] if run.journal_trouble else []
+    trouble = run.journal_trouble
+    lines = [trouble] if trouble else []
     if kept := damaged_of(run.folder.database):
         lines.append(f"metrics and events until the damage are in {', '.join(kept)} only")
     return lines

@@ -28,6 +28,14 @@ TERMINAL_OUTCOMES = frozenset({"finished", "stopped", "failed"})
 
 BEGUN = "SELECT 1 FROM events LIMIT 1"
 """Whether a driver has led a run."""
+_READ_BY_DRIVERS = (
+    "SELECT * FROM facts",
+    "SELECT * FROM commands",
+    "SELECT * FROM generations ORDER BY generation DESC LIMIT 1",
+    "SELECT name FROM events",
+    "SELECT * FROM clocks",
+)
+"""What a driver reads before it leads: damage there has it set the journal aside."""
 
 
 class RunRecords:
@@ -194,12 +202,12 @@ class RunRecords:
     # ---- the journal --------------------------------------------------------------------------
     def fact(self, key: str) -> str:
         """A remembered value of the journal, empty if there is none."""
-        rows = self.query("SELECT value FROM facts WHERE key = ?", (key,))
-        if not rows and self._damage:
+        facts = dict(self.query("SELECT key, value FROM facts"))  # all: a key may be damaged
+        if not facts and self._damage:
             from headway.trainer.client import kept_facts
 
-            return kept_facts(self.folder.database).get(key, "")
-        return str(rows[0][0]) if rows else ""
+            facts = kept_facts(self.folder.database)
+        return str(facts.get(key, ""))
 
     def query(self, sql: str, values: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
         """Read the journal; an absent one is empty, and so is a damaged one, see
@@ -223,8 +231,13 @@ class RunRecords:
     @property
     def journal_trouble(self) -> str:
         """What is wrong with the journal and what to do, empty while it can be read."""
-        if not self.is_elsewhere:
-            self.query("SELECT COUNT(*) FROM sqlite_master")
+        if self.is_elsewhere:
+            return ""
+        with self.reading():
+            for sql in _READ_BY_DRIVERS:
+                self.query(sql)
+                if self._damage:
+                    break
         if not self._damage:
             return ""
         return (

@@ -3,12 +3,14 @@ move models from and to Hugging Face, and write texts with them."""
 
 from __future__ import annotations
 
+import sqlite3
 from pathlib import Path
 
 import msgspec
 from headway.ckpt_store.client import CheckpointInfo, read_part
-from headway.common.errors import InputError
+from headway.common.errors import CorruptError, InputError
 from headway.common.node.run_dir import RunDir
+from headway.common.wire.messages.worker import Steer
 from headway.launch.lease import is_led
 from headway.launch.leases import lease_of
 from headway.trainer.control.commands import read_commands
@@ -61,15 +63,26 @@ def inherit(database: Path, parent: Path, checkpoint: CheckpointInfo) -> None:
 
     It takes over the commands that the checkpoint's state rests on, such as a learning rate that
     was set, and counts generations on from the one that wrote the checkpoint.
+
+    Raises:
+        CorruptError: the checkpoint is damaged, or the commands of ``parent`` cannot be read.
     """
-    # the field of ``snapshot.Extra``, which needs torch
-    applied = msgspec.msgpack.decode(read_part(checkpoint, 0).extra).get("command", 0)
-    commands = read_commands(parent)[:applied]
+    commands = _commands_of(parent)[: _recorded_of(checkpoint).command]
     new = Journal(database)
     try:
         new.inherit(checkpoint.generation, commands)
     finally:
         new.close()
+
+
+def _commands_of(parent: Path) -> list[Steer]:
+    try:
+        return read_commands(parent)
+    except (sqlite3.Error, ValueError, TypeError) as error:
+        raise CorruptError(
+            f"the commands in {parent} cannot be read: {error}",
+            remedy="resume its run with `headway run`, which begins a new journal, and fork again",
+        ) from error
 
 
 def data_of_run(checkpoint: CheckpointInfo) -> str:
@@ -78,8 +91,24 @@ def data_of_run(checkpoint: CheckpointInfo) -> str:
     Raises:
         CorruptError: the checkpoint is damaged.
     """
-    # the field of ``snapshot.Extra``, which needs torch
-    return str(msgspec.msgpack.decode(read_part(checkpoint, 0).extra).get("fingerprint", ""))
+    return _recorded_of(checkpoint).fingerprint
+
+
+class _Recorded(msgspec.Struct, frozen=True):
+    """Fields of ``snapshot.Extra``, which needs torch."""
+
+    command: int = 0
+    fingerprint: str = ""
+
+
+def _recorded_of(checkpoint: CheckpointInfo) -> _Recorded:
+    try:
+        return msgspec.msgpack.decode(read_part(checkpoint, 0).extra, type=_Recorded)
+    except msgspec.MsgspecError as error:
+        raise CorruptError(
+            f"{checkpoint.path} does not hold the state of a run: {error}",
+            remedy="use the checkpoint of another step",
+        ) from error
 
 
 # ---- models; torch is loaded when one is called -------------------------------------------------
