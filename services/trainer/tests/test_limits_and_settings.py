@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import asdict, replace
 from typing import Any
 
 import pytest
+from headway.common.config import from_dict
 from headway.common.errors import ConfigError, InputError
 from headway.common.wire.messages.worker import Steer
 from headway.trainer.config import RecoveryConfig, RunConfig, check_name, check_setting
@@ -24,7 +25,6 @@ from structlog.testing import capture_logs
         ({"leave_timeout_s": 61.0}, ("leave_timeout_s=61", "join_timeout_s=60")),
         ({"gather_timeout_s": 20.0}, ("fork_limit_s=20", "gather_timeout_s=20")),
         ({"service_silent_s": 99.0}, ("service_silent_s=99", "service_start_s=60")),
-        ({"hang_act_s": 20.0}, ("hang_act_s=20", "group_timeout_s=20", "over gloo")),
         ({"read_timeout_s": 0.0}, ("recovery.read_timeout_s=0.0",)),
         ({"choose_timeout_s": float("nan")}, ("recovery.choose_timeout_s=nan",)),
         ({"stop_timeout_s": float("inf")}, ("recovery.stop_timeout_s=inf",)),
@@ -38,6 +38,12 @@ from structlog.testing import capture_logs
         ),
         ({"service_silent_s": 1.0}, ("recovery.service_silent_s=1", "use 1.5 s or more")),
         ({"folder_gone_s": 0.1}, ("recovery.folder_gone_s=0.1", "use 0.75 s or more")),
+        ({"group_timeout_s": 0.1}, ("recovery.group_timeout_s=0.1", "use 1.5 s or more")),
+        ({"read_timeout_s": 0.05}, ("recovery.read_timeout_s=0.05", "use 1.5 s or more")),
+        ({"choose_timeout_s": 0.05}, ("recovery.choose_timeout_s=0.05", "use 1.5 s or more")),
+        ({"leave_timeout_s": 0.1}, ("recovery.leave_timeout_s=0.1", "use 1.5 s or more")),
+        ({"stop_timeout_s": 0.1}, ("recovery.stop_timeout_s=0.1", "use 1.5 s or more")),
+        ({"fork_limit_s": 0.1}, ("recovery.fork_limit_s=0.1", "torch", "use 2 s or more")),
     ],
 )
 def test_a_limit_out_of_range_or_order_is_refused_with_both_keys_and_values(
@@ -46,6 +52,22 @@ def test_a_limit_out_of_range_or_order_is_refused_with_both_keys_and_values(
     with pytest.raises(ConfigError) as caught:
         RecoveryConfig(**limits)
     assert all(part in str(caught.value) for part in named) and caught.value.remedy
+
+
+def test_a_limit_to_act_on_hangs_is_compared_with_that_of_gloo_only() -> None:
+    recovery = RecoveryConfig(hang_act_s=20.0)
+    with pytest.raises(
+        ConfigError, match=r"hang_act_s=20 .*group_timeout_s=20: over gloo"
+    ) as caught:
+        _on("cpu", recovery)
+    assert caught.value.remedy
+    for device in ("gpu", "auto"):
+        assert _on(device, recovery).limits.hang_act_s == 20.0
+    _on("cpu", RecoveryConfig(hang_act_s=19.0))
+
+
+def _on(device: str, recovery: RecoveryConfig) -> RunConfig:
+    return from_dict(RunConfig, {"train": {"device": device}, "recovery": asdict(recovery)})
 
 
 @pytest.mark.parametrize("value", [0.0, -1e-3, float("nan"), float("inf"), 0.1001])

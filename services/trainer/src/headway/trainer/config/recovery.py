@@ -14,7 +14,6 @@ _IN_ORDER = (
     ("node_lost_s", "orphan_limit_s", "workers must outlive the restart of their executor"),
     ("group_timeout_s", "first_step_timeout_s", "a first step takes longer than later ones"),
     ("group_timeout_s", "join_timeout_s", "joining builds groups and uses them"),
-    ("hang_act_s", "group_timeout_s", "over gloo a collective ends there by itself"),
     ("leave_timeout_s", "join_timeout_s", "leaving is a part of joining the next generation"),
     ("fork_limit_s", "gather_timeout_s", "gathering waits for at least one fork"),
     ("service_silent_s", "service_start_s", "a start takes longer than a beat"),
@@ -31,6 +30,16 @@ _PACES = (
     ("folder_gone_s", FOLDER_LOOK_S, "a node looks at the run's folder"),
 )
 """(limit, seconds between two signs of life, what they are)."""
+_ANSWERED = MISSED * NODE_BEAT_S
+_FLOORS = (
+    ("group_timeout_s", _ANSWERED, "a collective waits for the slowest rank"),
+    ("read_timeout_s", _ANSWERED, "nodes answer with their beats"),
+    ("choose_timeout_s", _ANSWERED, "every checkpoint in the folder may be looked at"),
+    ("leave_timeout_s", _ANSWERED, "a rank that has left is reported with its node's beat"),
+    ("stop_timeout_s", _ANSWERED, "progress is reported with the beats of nodes"),
+    ("fork_limit_s", 2.0, "a worker imports torch before its first beat, in 1-2 s"),
+)
+"""(limit, its least value, what sound processes need that time for)."""
 
 
 @dataclass(frozen=True)
@@ -84,7 +93,8 @@ class RecoveryConfig:
     hang_act_s: float = 0.0
     """A hang that may still pass is ended after this long; 0: from the measured cost of a recovery,
     the median of the run's newest, at first 10 s, at most ``join_timeout_s``. A process that is
-    stopped or does not run at all is ended as soon as it is named."""
+    stopped or does not run at all is ended as soon as it is named. Below ``group_timeout_s`` with
+    ``train.device = "cpu"``, as gloo ends a collective there."""
     max_crashes: int = 5
     """Equal failures at one step before the run fails and reports the cause."""
     max_node_failures: int = 3
@@ -117,6 +127,12 @@ class RecoveryConfig:
                     f"recovery.{name}={getattr(self, name):g} is too short: {what} every "
                     f"{pace_s:g} s, so one that is only late would count as dead",
                     remedy=f"use {MISSED * pace_s:g} s or more",
+                )
+        for name, least_s, why in _FLOORS:
+            if getattr(self, name) < least_s:
+                raise ConfigError(
+                    f"recovery.{name}={getattr(self, name):g} is too short: {why}",
+                    remedy=f"use {least_s:g} s or more",
                 )
         for smaller, larger, why in _IN_ORDER:
             low, high = getattr(self, smaller), getattr(self, larger)

@@ -48,6 +48,17 @@ class RunConfig:
         self._check_schedule()
         self._check_batch()
         self._check_split()
+        self._check_hang_limit()
+
+    def _check_hang_limit(self) -> None:
+        """NCCL has no limit, and before ``auto`` is resolved it is not known which one is used."""
+        act_s, group_s = self.recovery.hang_act_s, self.recovery.group_timeout_s
+        if self.train.device == "cpu" and act_s >= group_s:
+            raise ConfigError(
+                f"recovery.hang_act_s={act_s:g} is not below recovery.group_timeout_s="
+                f"{group_s:g}: over gloo a collective ends there by itself",
+                remedy="lower recovery.hang_act_s or raise recovery.group_timeout_s",
+            )
 
     @property
     def num_micro_batches(self) -> int:
