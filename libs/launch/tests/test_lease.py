@@ -158,7 +158,9 @@ def test_a_damaged_record_is_absent_until_it_is_renewed(
     assert lease.look() == LeaseView(2, _holder(2))
 
 
-@pytest.mark.parametrize("number", ["9" * 30, str(2**63), str(2**53 + 1)])
+@pytest.mark.parametrize(
+    "number", ["9" * 30, str(2**63), str(2**53 + 1), str(2**53), "5000", "1000"]
+)
 def test_a_stray_claim_is_ignored_and_set_aside_by_the_next_claimant(
     tmp_path: Path, number: str
 ) -> None:
@@ -174,6 +176,37 @@ def test_a_stray_claim_is_ignored_and_set_aside_by_the_next_claimant(
         f"driver.stray-{number}",
     ]
     assert [one["file"] for one in logs] == [str(tmp_path / f"driver.stray-{number}")]
+
+
+@pytest.mark.parametrize("after", [998, 999, 1000, 1001, 5000])
+def test_epochs_go_on_beyond_the_one_from_which_claims_are_in_pairs(
+    tmp_path: Path, after: int
+) -> None:
+    lease = FileLease(tmp_path)
+    for epoch in range(after, after + 4):
+        assert lease.claim(epoch) == epoch + 1
+        assert FileLease(tmp_path).claim(epoch) is None
+        assert lease.look() == LeaseView(epoch + 1, None)
+    lease.publish(_holder(after + 4))
+    assert lease.look() == LeaseView(after + 4, _holder(after + 4))
+    (tmp_path / "driver.claim-9000").touch()
+    assert lease.claim(after + 4) == after + 5
+    assert len(list(tmp_path.glob("driver.claim-*"))) <= 2
+    with pytest.raises(SupersededError):
+        lease.publish(_holder(after + 4))
+
+
+def test_a_stray_claim_that_could_be_a_drivers_is_named_by_the_driver_that_it_ends(
+    tmp_path: Path,
+) -> None:
+    lease = FileLease(tmp_path)
+    assert lease.claim(2) == 3
+    (tmp_path / "driver.claim-999").touch()
+    with capture_logs() as logs, pytest.raises(SupersededError, match="epoch 999 was claimed"):
+        lease.publish(_holder(3))
+    assert [one["file"] for one in logs] == [str(tmp_path / "driver.claim-999")]
+    assert lease.claim(999) == 1000 and lease.look() == LeaseView(1000, None)
+    assert lease.claim(1000) == 1001 and lease.look() == LeaseView(1001, None)
 
 
 def test_a_record_that_cannot_be_read_is_no_lease_without_a_holder(tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ import contextlib
 import json
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Container
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Protocol
@@ -32,8 +32,10 @@ from headway.common.polling import wait_until
 FENCE_LIMIT_S = 5.0
 CALM_LOOK_S = 1.0
 _CLAIM, _STRAY = "driver.claim-", "driver.stray-"
-MOST_EPOCH = 2**53
-"""A claim of a higher epoch is a stray file: no run has had so many drivers."""
+PAIRED_EPOCH = 1000
+"""From this epoch on a claim counts only beside the one before or after it; few runs have so many
+drivers, and a file that no driver has made is alone."""
+_MOST_EPOCH = 2**53
 _MOST_PID = 2**31
 _RECORD_BYTES = 1024
 _READ_TRIES = 36
@@ -205,7 +207,8 @@ class FileLease(ProcessLease):
 
     def _claims(self) -> dict[int, Path]:
         """Epoch -> file, without strays; an absent folder has none. Raises as ``_numbers``."""
-        return {epoch: path for epoch, path in self._numbers().items() if epoch <= MOST_EPOCH}
+        found = self._numbers()
+        return {epoch: path for epoch, path in found.items() if not _is_stray(epoch, found)}
 
     def _numbers(self) -> dict[int, Path]:
         """Number -> file; files with other names are ignored, and an absent folder has none.
@@ -234,22 +237,27 @@ class FileLease(ProcessLease):
         before = self._claims()
         if max(before, default=0) > after:
             return None
+        is_paired = after + 1 >= PAIRED_EPOCH
+        if is_paired:
+            (self._folder / f"{_CLAIM}{after}").touch(mode=0o600)
         path = self._folder / f"{_CLAIM}{after + 1}"
         try:
             os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
         except FileExistsError:
             return None
-        for old in before.values():
-            with contextlib.suppress(OSError):  # the claim is made all the same
-                old.unlink()
+        for epoch, old in before.items():
+            if not (is_paired and epoch == after):
+                with contextlib.suppress(OSError):  # the claim is made all the same
+                    old.unlink()
         return after + 1
 
     def _set_strays_aside(self) -> None:
         """Rename claims that no driver has made, so that a person can see them."""
-        for number, path in self._numbers().items():
-            if number > MOST_EPOCH:
+        found = self._numbers()
+        for number, path in found.items():
+            if _is_stray(number, found):
                 kept = path.with_name(path.name.replace(_CLAIM, _STRAY))
-                log.warning("a claim of an impossible epoch is set aside", file=str(kept))
+                log.warning("a claim that no driver has made is set aside", file=str(kept))
                 with contextlib.suppress(OSError):  # it is ignored where it is
                     path.rename(kept)
 
@@ -262,6 +270,9 @@ class FileLease(ProcessLease):
         """
         newest = self._claimed()
         if newest > me.epoch:
+            if newest > me.epoch + 1:
+                path = self._folder / f"{_CLAIM}{newest}"
+                log.warning("the claim that ends this epoch skips others", file=str(path))
             raise superseded(me.epoch, newest)
         row = json.dumps({**asdict(me), "end": me.beat}).encode()
         descriptor = os.open(self._record, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
@@ -273,6 +284,11 @@ class FileLease(ProcessLease):
             os.close(descriptor)
 
 
+def _is_stray(epoch: int, found: Container[int]) -> bool:
+    """Whether no driver has made this claim; see ``PAIRED_EPOCH``."""
+    return epoch >= PAIRED_EPOCH and epoch - 1 not in found and epoch + 1 not in found
+
+
 def _holder_of(record: bytes) -> Holder | None:
     """What a record says; None while it is being written, and for one that is damaged."""
     try:
@@ -281,7 +297,7 @@ def _holder_of(record: bytes) -> Holder | None:
         is_whole = row["end"] == holder.beat
     except (ValueError, RecursionError, KeyError, TypeError, msgspec.MsgspecError):
         return None
-    is_sane = 0 < holder.epoch <= MOST_EPOCH and 0 <= holder.pid < _MOST_PID
+    is_sane = 0 < holder.epoch <= _MOST_EPOCH and 0 <= holder.pid < _MOST_PID
     return holder if is_whole and is_sane else None
 
 
