@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from headway.common.errors import InputError
 from headway.dataloader import sources
-from headway.dataloader.decoding import Encoding, encoding_of, lines_of, text_of
+from headway.dataloader.decoding import PIECE_BYTES, Encoding, encoding_of, lines_of, text_of
 from headway.dataloader.sources import LargeDocument, Source, read_source
 from headway.dataloader.splitting import Splits
 
@@ -43,6 +43,48 @@ def test_files_that_are_not_text_are_counted_and_named(tmp_path: Path) -> None:
     assert all(name in line for name in ("picture.txt", "japanese.txt", "wide.md"))
     assert list(_read(source)) == ["good.txt"]
     assert [line] == list(source.left_out.lines()), "a second pass counts nothing twice"
+
+
+@pytest.mark.parametrize(
+    ("encoding", "text"),
+    [
+        ("iso2022_jp", "これは文字コードの試験です。"),
+        ("iso2022_jp_2", "これは文字 é ü"),
+        ("iso2022_kr", "한국어 텍스트"),
+    ],
+)
+@pytest.mark.parametrize("before", [0, PIECE_BYTES - 2])
+def test_a_file_in_an_encoding_of_7_bits_is_left_out_and_named(
+    encoding: str, text: str, before: int, tmp_path: Path
+) -> None:
+    (tmp_path / "good.txt").write_text("words " * 50)
+    (tmp_path / "seven.txt").write_bytes(b"a" * before + text.encode(encoding))
+    source = read_source(str(tmp_path))
+    assert list(_read(source)) == ["good.txt"]
+    (line,) = source.left_out.lines()
+    assert line.startswith("leaving out 1 file not in UTF-8") and "seven.txt" in line
+
+
+def test_a_file_with_many_control_characters_is_left_out_and_one_of_a_terminal_is_not(
+    tmp_path: Path,
+) -> None:
+    colored = "\x1b[1;31merror\x1b[0m: it failed\x1b(B\n" * 20
+    (tmp_path / "colored.txt").write_text(colored)
+    (tmp_path / "bells.txt").write_text("a bell\x07 in a long line of words, and no more" * 20)
+    (tmp_path / "controls.txt").write_bytes(bytes([1, 2, 3, 5, 6, 14, 15, 65]) * 100)
+    (tmp_path / "shifted.txt").write_bytes(b"\x0e<Y@Z\x0f and \x0e<Y@Z\x0f" * 50)
+    source = read_source(str(tmp_path))
+    assert list(_read(source)) == ["bells.txt", "colored.txt"]
+    (line,) = source.left_out.lines()
+    assert "controls.txt" in line and "shifted.txt" in line
+
+
+@pytest.mark.parametrize("line", ["[" * 100_000, '{"text": ' * 100_000, "1" * 10_000])
+def test_a_line_that_is_nested_too_deeply_is_a_bad_line(line: str, tmp_path: Path) -> None:
+    path = tmp_path / "a.jsonl"
+    path.write_text('{"text": "good"}\n' + line + "\n")
+    with pytest.raises(InputError, match=r"a\.jsonl, line 2, is not a JSON object"):
+        _read(read_source(str(path)))
 
 
 def test_a_few_broken_bytes_in_utf8_are_replaced_and_named(tmp_path: Path) -> None:

@@ -1,12 +1,15 @@
 """Finds how a text file is encoded, and reads it in pieces of bounded size.
 
 A byte order mark decides; then UTF-8, if the bytes are UTF-8; then Windows-1252, which contains the
-printable part of Latin-1. Anything else, such as a file with NUL bytes, is not text.
+printable part of Latin-1. Anything else is not text: a file with NUL bytes or many other control
+characters, or in an encoding of ISO 2022, which writes Japanese, Korean or Chinese as ASCII with
+escape sequences. UTF-7 cannot be told from ASCII.
 """
 
 from __future__ import annotations
 
 import codecs
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,10 +26,17 @@ _MARKS = (  # UTF-32 first: its mark begins with that of UTF-16
     (codecs.BOM_UTF16_BE, "utf-16-be"),
 )
 _ASCII = bytes(range(0x80))
-_CONTROLS = bytes({*range(0x20), 0x7F} - set(b"\t\n\v\f\r\x1b"))
+_CONTROLS = bytes({*range(0x20), 0x7F} - set(b"\b\t\n\v\f\r\x1b"))
 _NOT_CP1252 = b"\x81\x8d\x8f\x90\x9d"
 _MOST_HIGH = 0.3
 """Largest share of bytes above 127 in a text of western Europe; it is below 0.1 in all of them."""
+_MOST_CONTROLS = 0.05
+"""Largest share of control characters in a text that is otherwise ASCII or UTF-8. Not counted are
+white space, a terminal's colors and a printer's overstrikes."""
+_ISO_2022 = re.compile(rb"\x1b(?:\$[@-D]|\$[()*+][@-Z]|\([IJ]|&@|N.|\.[A-Z])")
+"""Escape sequences that choose a set of characters (ECMA-35, RFC 1468, 1554, 1557, 1922). A
+terminal's begin with ESC [, and ESC ( B and ESC ( 0 are its reset and its lines."""
+_ESCAPE_BYTES = 3  # of a sequence that the next piece completes
 _FEW_BROKEN = 0.25  # of the bytes above 127 in a text that is UTF-8 otherwise
 
 
@@ -71,9 +81,11 @@ def _marked(path: Path, encoding: Encoding) -> Encoding | None:
 def _unmarked(path: Path) -> Encoding | None:
     decoder = codecs.getincrementaldecoder("utf-8")("replace")
     total = high = replaced = controls = outside = 0
+    end = b""
     for raw in _bytes_of(path, 0):
-        if b"\0" in raw:
+        if b"\0" in raw or _ISO_2022.search(end + raw):
             return None
+        end = raw[-_ESCAPE_BYTES:]
         text = decoder.decode(raw)
         total += len(raw)
         if raw.isascii() and text.isascii():
@@ -84,6 +96,8 @@ def _unmarked(path: Path) -> Encoding | None:
         controls += _count(raw, _CONTROLS)
         outside += _count(raw, _NOT_CP1252)
     replaced += decoder.decode(b"", final=True).count("\ufffd")
+    if controls > _MOST_CONTROLS * total:
+        return None
     if replaced <= 0:
         return Encoding("utf-8")
     if replaced < _FEW_BROKEN * high:

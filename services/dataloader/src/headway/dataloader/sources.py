@@ -187,7 +187,7 @@ def _jsonl(path: Path, key: str, encoding: Encoding) -> Iterator[Document]:
             text = json.loads(line)["text"]
             if not isinstance(text, str):
                 raise TypeError
-        except (ValueError, KeyError, TypeError) as error:
+        except (ValueError, KeyError, TypeError, RecursionError) as error:
             raise InputError(
                 f'{path}, line {number}, is not a JSON object with a string "text"',
                 remedy="give one document per line",
