@@ -1,4 +1,4 @@
-"""A service that takes longer to start than it may, as on a machine too busy to load torch in time."""
+"""A service that takes longer to start than it may, as on a machine too busy to load torch."""
 
 from __future__ import annotations
 
