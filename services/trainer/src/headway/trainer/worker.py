@@ -132,7 +132,10 @@ class Worker:
             ).start()
 
     def _silence(self, silent_s: float) -> None:
-        if silent_s > self.config.recovery.orphan_limit_s:
+        # A standby holds nothing that an executor could come back for. It may be forked at the very
+        # moment at which all other processes of its node are asked to end.
+        limits, has_state = self.config.recovery, self._rank is not None
+        if silent_s > (limits.orphan_limit_s if has_state else limits.node_lost_s):
             self._quit(f"no executor for {silent_s:.0f} s")
 
     def _quit(self, reason: str, code: int = 0) -> None:

@@ -70,7 +70,8 @@ class RecoveryConfig:
     stop_timeout_s: float = 60.0
     """Longest time without progress after a stop command before the run is ended by force."""
     orphan_limit_s: float = 600.0
-    """A worker exits after this long without an executor; its snapshots stay in the arena."""
+    """A rank exits after this long without an executor, and its snapshots stay in the arena; a
+    standby does so after ``node_lost_s``."""
     node_silent_s: float = 3.0
     """An executor that is silent for this long counts as dead and is restarted."""
     node_lost_s: float = 10.0
