@@ -103,3 +103,16 @@ def test_two_commits_of_one_version_differ_in_their_source(tmp_path: Path) -> No
     assert len({first, second, look()}) == 3
     (tmp_path / "b" / "launch" / "new.py").touch()
     assert look() != second
+
+
+def test_the_source_is_that_of_the_package_which_is_imported(tmp_path: Path) -> None:
+    modules = [tmp_path / place / "trainer" / "step.py" for place in ("first", "second")]
+    for module in modules:
+        module.parent.mkdir(parents=True)
+        module.write_text("one")
+    roots = [tmp_path / "first", tmp_path / "second"]
+    before = installed.digest_of(roots)
+    modules[1].write_text("two")
+    assert installed.digest_of(roots) == before, "it is hidden by the first"
+    modules[0].write_text("two")
+    assert installed.digest_of(roots) != before
