@@ -44,7 +44,7 @@ lab: setup-lab ## JupyterLab with the notebooks
 	@install -D -m 644 infra/setup/lab_page_config.json "$(VENV)/etc/jupyter/labconfig/page_config.json"
 	"$(BIN)/jupyter" lab notebooks $(if $(filter 0,$(shell id -u)),--allow-root) $(ARGS)
 
-test: setup-test ## every test but the 100,000-input ones of `make fuzz`; JOBS=2 files at a time
+test: setup-test ## every test but the slow ones of `make fuzz`; JOBS=2 files at a time
 	@mkdir -p .pytest_cache
 	"$(PY)" -m pytest -q -m "not slow" -n $(JOBS) --dist loadfile --no-loadscope-reorder --durations=10 $(ARGS); \
 	    code=$$?; echo $$code > .pytest_cache/exit; exit $$code
@@ -97,7 +97,7 @@ down-time: setup-test ## measure step times while each service is down
 bench-train: setup-test ## compare the engine with compiled torch and other peers; about 30 minutes
 	"$(PY)" -m benchmarks.train $(ARGS)
 
-fuzz: setup-test ## run the slow tests: 100,000 hostile inputs per socket, pods on simulated machines
+fuzz: setup-test ## run the slow tests: 100,000 hostile inputs per socket, pods, faults of whole runs
 	"$(PY)" -m pytest -q -m slow
 
 gpu: ## run the GPU tests, also without a network (PART=model, groups, recovery or bench)

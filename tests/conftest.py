@@ -168,6 +168,11 @@ class Machine:
             return dict(json.loads(to_json(Run(self.runs / name).status(2.0))))
         return {}
 
+    def events(self, name: str, kind: str) -> list[dict[str, Any]]:
+        """Fields of the run's journalled events of one name, the oldest first."""
+        sql = "SELECT fields FROM events WHERE name = ? ORDER BY id"
+        return [json.loads(fields) for (fields,) in Run(self.runs / name).query(sql, (kind,))]
+
     def digest(self, name: str) -> str:
         """Of the parameters in the last checkpoint of a finished run."""
         from benchmarks.digest import final_digest
@@ -198,7 +203,12 @@ class Machine:
                         held.add(link[8:-1])
             except OSError:
                 continue
-        return held & _listening_inodes()
+        return held & _listening().keys()
+
+    def ports(self) -> list[int]:
+        """On which processes of this machine listen."""
+        held = self.listening()
+        return sorted(port for inode, port in _listening().items() if inode in held)
 
     def assert_clean(self, *names: str, listened: set[str] = frozenset()) -> None:
         """No process, socket, shared memory or listening port of the machine is left."""
@@ -207,7 +217,7 @@ class Machine:
             assert processes_of(self.run_id(name)) == []
         left = [str(path) for root in (self.sock_root, self.shm_root) for path in root.rglob("*")]
         assert left == []
-        assert not listened & _listening_inodes(), "somebody still listens"
+        assert not listened & _listening().keys(), "somebody still listens"
         assert str(self.sock_root) not in Path("/proc/net/unix").read_text()
 
     def kill_everything(self) -> int:
@@ -245,14 +255,15 @@ def _environments() -> Iterator[tuple[ProcessId, list[bytes]]]:
             yield identity, env
 
 
-def _listening_inodes() -> set[str]:
+def _listening() -> dict[str, int]:
+    """Inode -> port of every listening tcp socket, see proc(5)."""
     rows = [
         line.split()
         for table in ("tcp", "tcp6")
         if (file := Path("/proc/net") / table).exists()
         for line in file.read_text().splitlines()[1:]
     ]
-    return {row[9] for row in rows if row[3] == "0A"}
+    return {row[9]: int(row[1].rpartition(":")[2], 16) for row in rows if row[3] == "0A"}
 
 
 @pytest.fixture
