@@ -37,7 +37,7 @@ def test_a_worker_of_changed_source_gets_no_rank_until_the_old_one_is_back(machi
         *machine.settings(SHAPE),
     )  # fmt: skip
     machine.wait_until(lambda: machine.status(NAME).get("step", 0) > 3, "the first steps")
-    before = machine.status(NAME)
+    before = machine.wait_until(lambda: machine.status(NAME), "the driver answers")
 
     module = copy / "worker.py"
     old = module.read_text()
@@ -47,14 +47,17 @@ def test_a_worker_of_changed_source_gets_no_rank_until_the_old_one_is_back(machi
     assert victim is not None and victim.kill(signal.SIGKILL)
     (found,) = machine.wait_until(lambda: machine.events(NAME, "code_differs"), "it is named")
     assert found["node"] == 1 and found["source"] != found["wanted"]
-    machine.wait_until(lambda: found["reason"] in machine.status(NAME)["waiting"], "its advice")
+    machine.wait_until(
+        lambda: found["reason"] in machine.status(NAME).get("waiting", ""), "its advice"
+    )
     assert len(machine.events(NAME, "generation")) == 1
 
     module.write_text(old)
     _replace_zygote(machine)
     machine.wait_until(lambda: machine.status(NAME).get("generation") == 1, "a recovery")
     machine.wait_until(lambda: machine.status(NAME).get("step", 0) > before["step"], "more steps")
-    assert machine.status(NAME)["ranks"][0]["pid"] == before["ranks"][0]["pid"]
+    after = machine.wait_until(lambda: machine.status(NAME), "the driver answers")
+    assert after["ranks"][0]["pid"] == before["ranks"][0]["pid"]
     machine.headway("stop", NAME, "--runs-dir", machine.runs)
     machine.assert_clean(NAME)
 

@@ -3,7 +3,6 @@ although no rank could make a checkpoint and its memory is gone."""
 
 from __future__ import annotations
 
-import json
 import shutil
 import signal
 from typing import Any
@@ -11,7 +10,6 @@ from typing import Any
 import pytest
 from headway.ckpt_store.client import newest
 from headway.common.node.arena_reader import ArenaReader
-from headway.console.run import Run
 
 NAME = "shutdown"
 SETTINGS = ("train.steps=1000000", "ckpt.durable_every=1000000")
@@ -42,14 +40,12 @@ def test_a_paused_run_survives_a_shutdown(machine: Any) -> None:
 
     shutil.rmtree(machine.shm_root / machine.run_id(NAME))  # what a reboot does
     machine.headway(*words)
-    run = Run(machine.runs / NAME)
-    machine.wait_until(lambda: len(_generations(run)) > 1, "the next generation")
-    first, second = _generations(run)
+
+    def generations() -> list[dict[str, Any]]:
+        return list(machine.events(NAME, "generation"))
+
+    machine.wait_until(lambda: len(generations()) > 1, "the next generation")
+    first, second = generations()
     assert (first["step"], first["source"]) == (0, "init")
     assert (second["step"], second["source"]) == (found.step, "durable")
     machine.headway("stop", NAME, "--runs-dir", machine.runs)
-
-
-def _generations(run: Run) -> list[dict[str, Any]]:
-    rows = run.query("SELECT fields FROM events WHERE name = 'generation' ORDER BY id")
-    return [json.loads(fields) for (fields,) in rows]
