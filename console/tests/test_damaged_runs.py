@@ -14,7 +14,9 @@ import numpy as np
 import pytest
 from headway.ckpt_store.client import write_tensors
 from headway.common.errors import HeadwayError
+from headway.common.wire.messages.executor import Sample
 from headway.common.wire.messages.worker import Steer
+from headway.console.analysis.episodes import load_journal
 from headway.console.cluster import Cluster
 from headway.console.lifecycle.launch import keep_epoch
 from headway.console.testing import FakeRun
@@ -132,6 +134,23 @@ def test_a_cell_that_is_not_utf_8_is_named_and_no_command_ends_in_a_traceback(
     assert "is damaged" in shell("status", "fake")[1]
     _try_all(shell)
     assert damaged_of(path) or ended.run.journal_trouble == ""
+
+
+@pytest.mark.parametrize("text", ["{", "[]", "7", ""])
+def test_an_event_or_a_sample_whose_json_is_damaged_costs_only_itself(
+    ended: FakeRun, shell: Shell, text: str
+) -> None:
+    journal = Journal(ended.folder.database, epoch=3)
+    journal.store([Sample(generation=0, step=3, tokens=(1, 2, 3), num_prompt_tokens=1)])
+    journal.event("fence", {"reason": "none"}, 1.0)
+    journal.event("stepping", {}, 2.0)
+    journal.close()
+    with contextlib.closing(sqlite3.connect(ended.folder.database)) as raw, raw:
+        raw.execute("UPDATE events SET fields = ? WHERE id % 2", (text,))
+        raw.execute("UPDATE samples SET tokens = ?", (text,))
+    assert load_journal(ended.run).height > 0
+    _try_all(shell)
+    assert "is damaged" not in shell("status", "fake")[1]
 
 
 def test_the_outcome_of_a_run_is_known_though_its_journal_is_damaged(

@@ -8,7 +8,7 @@ from typing import Any
 
 import polars as pl
 from headway.common.plan.schedule.actions import Kind
-from headway.console.folder.records import RunRecords
+from headway.console.folder.records import WHOLE, RunRecords
 
 JOURNAL = {
     "epoch": pl.Int64,
@@ -82,7 +82,7 @@ SCHEMA = {
 
 def load_journal(run: RunRecords) -> pl.DataFrame:
     """The journal's events in order, columns ``JOURNAL``; ``fields`` is JSON."""
-    rows = run.query(f"SELECT {', '.join(JOURNAL)} FROM events ORDER BY id")
+    rows = run.query(f"SELECT {', '.join(JOURNAL)} FROM events WHERE {WHOLE} ORDER BY id")
     return pl.DataFrame(rows, schema=JOURNAL, orient="row")
 
 

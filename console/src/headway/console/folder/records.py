@@ -28,6 +28,8 @@ TERMINAL_OUTCOMES = frozenset({"finished", "stopped", "failed"})
 
 BEGUN = "SELECT 1 FROM events LIMIT 1"
 """Whether a driver has led a run."""
+WHOLE = "CASE WHEN json_valid(fields) THEN json_type(fields) = 'object' END"
+"""Of a row of events: a flipped bit in its JSON costs that one event."""
 _READ_BY_DRIVERS = (
     "SELECT * FROM facts",
     "SELECT * FROM commands",

@@ -9,6 +9,7 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
+import msgspec
 from headway.common.errors import HeadwayError, InputError
 from headway.console.folder.records import RunRecords
 from headway.dataloader import Dataset
@@ -52,11 +53,19 @@ def decode(tokens: Sequence[int], data: Dataset | None) -> str:
     return str(data.tokenizer.decode(inside))
 
 
+def _tokens(text: str) -> list[int]:
+    """Token ids; none if a flipped bit has damaged their JSON."""
+    try:
+        return list(msgspec.json.decode(text, type=list[int]))
+    except msgspec.MsgspecError:
+        return []
+
+
 def final_sample(run: RunRecords) -> str:
     """The text that the model wrote at the end of the run, empty if it wrote none."""
     newest = "SELECT tokens FROM samples WHERE sequence = 0 ORDER BY generation DESC LIMIT 1"
     for (tokens_json,) in run.query(newest):
-        return decode(json.loads(tokens_json), corpus(run.config)).strip("\n")
+        return decode(_tokens(tokens_json), corpus(run.config)).strip("\n")
     if former := run.fact("sample"):  # where an older version kept it
         return decode(json.loads(former)["tokens"], corpus(run.config)).strip("\n")
     return ""
@@ -82,7 +91,7 @@ def _samples(run: RunRecords, which: str, values: tuple[int, ...] = ()) -> list[
     rows = run.query(f"SELECT {columns} FROM samples {which}", values)
     data, found = corpus(run.config) if rows else None, []
     for step, generation, tokens_json, num_prompt in rows:
-        tokens = json.loads(tokens_json)
+        tokens = _tokens(tokens_json)
         found.append(
             {
                 "step": step,
@@ -110,7 +119,7 @@ class Results:
         rows = self._new("samples", "step, tokens")
         data = corpus(self._run.config) if rows else None
         for _, step, tokens_json in rows:
-            written = decode(json.loads(tokens_json), data)
+            written = decode(_tokens(tokens_json), data)
             lines.append(f"written after step {step}: {written!r}")
         return [(time.time(), line) for line in lines]
 

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from headway.console.folder.records import RunRecords
+from headway.console.folder.records import WHOLE, RunRecords
 
 
 class Findings:
@@ -27,7 +25,8 @@ class Findings:
         if started != self._started:
             self._started = self._seen = started
             self._open.clear()
-        sql = "SELECT id, fields FROM events WHERE id > ? AND name = 'verdict' ORDER BY id"
+        chosen = f"id > ? AND name = 'verdict' AND {WHOLE}"
+        sql = f"SELECT id, fields FROM events WHERE {chosen} ORDER BY id"
         for number, text in self._run.query(sql, (self._seen,)):
             self._seen = int(number)
             fields = json.loads(text)

@@ -15,6 +15,7 @@ from typing import Any
 
 from headway.common.output import counted
 from headway.console.analysis.newest import repeated_steps
+from headway.console.folder.records import WHOLE
 from headway.console.folder.samples import Results
 from headway.console.run import Run
 
@@ -129,7 +130,8 @@ class News:
 
     def read(self) -> list[tuple[float, str]]:
         """(Unix time, line) of what happened since the last call."""
-        sql = "SELECT id, unix_s, monotonic_s, name, fields FROM events WHERE id > ? ORDER BY id"
+        columns = "id, unix_s, monotonic_s, name, fields"
+        sql = f"SELECT {columns} FROM events WHERE id > ? AND {WHOLE} ORDER BY id"
         lines: list[tuple[float, str]] = []
         if self._journal != self._run.journal_id:
             self._journal, self._seen = self._run.journal_id, 0

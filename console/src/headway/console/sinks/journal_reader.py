@@ -15,7 +15,7 @@ from typing import Any
 
 from headway.common.config import leaves, to_dict, to_toml
 from headway.console.analysis.episodes import Episodes
-from headway.console.folder.records import RunRecords
+from headway.console.folder.records import WHOLE, RunRecords
 from headway.console.live.progress import full_rate
 from headway.console.sinks.items import Item, Rewind, Scalars, Settings, Text
 from headway.console.sinks.position import Position
@@ -30,7 +30,8 @@ _EVALUATIONS = (
     "SELECT rowid, generation, step, loss FROM evaluations WHERE rowid > ? ORDER BY rowid LIMIT ?"
 )
 _EVENTS = (
-    "SELECT id, monotonic_s, unix_s, name, fields FROM events WHERE id > ? AND id <= ? ORDER BY id"
+    "SELECT id, monotonic_s, unix_s, name, fields FROM events "
+    f"WHERE id > ? AND id <= ? AND {WHOLE} ORDER BY id"
 )
 
 
