@@ -19,6 +19,8 @@ from headway.console.run import Run
 ROOT = Path(__file__).resolve().parents[2]
 EXAMPLES = sorted((ROOT / "examples").rglob("*.toml"))
 TINY = ROOT / "examples" / "tiny.toml"
+OFTEN = ("tiny", "tp2", "llama")
+"""The other ones differ by the model alone, whose layers tests/golden compares."""
 STEPS = 60
 LONG = (f"train.steps={STEPS}", "ckpt.durable_every=10")
 
@@ -193,7 +195,9 @@ def test_ctrl_c_before_the_first_step_leaves_nothing_running(machine: Any) -> No
 
 
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("example", EXAMPLES, ids=lambda path: path.stem)
+@pytest.mark.parametrize("example", [
+    pytest.param(path, id=path.stem, marks=[] if path.stem in OFTEN else [pytest.mark.slow])
+    for path in EXAMPLES])  # fmt: skip
 def test_every_example_trains(machine: Any, example: Path) -> None:
     small = ("model.layers=4", "train.steps=4", "ckpt.durable_every=2")
     text = machine.headway("run", example, "--runs-dir", machine.runs, *machine.settings(small))
