@@ -149,5 +149,5 @@ def test_the_summary_of_a_run_keeps_its_keys(fake: FakeRun, call: Call) -> None:
         "name", "outcome", "detail", "step", "steps", "loss", "validation_before",
         "validation_after", "validation_step", "unigram_nats", "tokens_per_s", "mfu", "peak_flops",
         "dtype",
-        "checkpoints", "recoveries", "sample", "trace", "notebook", "resume",
+        "checkpoints", "recoveries", "sample", "trace", "no_trace", "notebook", "resume",
     ]  # fmt: skip
