@@ -216,7 +216,9 @@ def test_launch_and_steer_recovers_from_three_faults_and_trains_to_the_end(
     assert "recovery " in text and "finished after step 1500/1500" in text
     (run,) = Cluster(runs).runs()
     assert run.name == "notebook" and run.outcome == "finished"
-    assert run.recoveries().height == 2 and run.journal()["name"].to_list().count("adopted") == 1
+    assert run.recoveries().height == 2
+    # a busy machine may replace a driver that it has kept from renewing its lease, too
+    assert run.journal()["name"].to_list().count("adopted") >= 1
     assert "checkpoint       step" in text
     rates = run.query("SELECT lr FROM metrics ORDER BY generation, step")
     assert rates[-1] == (5e-4,)
