@@ -3,7 +3,7 @@
 A byte order mark decides; then UTF-8, if the bytes are UTF-8; then Windows-1252, which contains the
 printable part of Latin-1. Anything else is not text: a file with NUL bytes or many other control
 characters, or in an encoding of ISO 2022, which writes Japanese, Korean or Chinese as ASCII with
-escape sequences. UTF-7 cannot be told from ASCII.
+escape sequences. UTF-7 looks like ASCII.
 """
 
 from __future__ import annotations
