@@ -14,7 +14,8 @@ from typing import Annotated, Any
 import pytest
 import typer
 from headway.common.cli import group, run
-from headway.common.errors import InputError
+from headway.common.errors import DeadlineError, InputError
+from headway.common.wire.messages.driver import Command
 from headway.console.cli import main
 from headway.console.commands import options
 from headway.console.commands.steering import RESULT_KEYS, RESULTS, SENT, command_of
@@ -132,6 +133,23 @@ def test_more_steps_for_a_finished_run_are_trained_in_a_fork(fake: FakeRun, shel
     assert (code, out) == (2, "")
     assert err.startswith("error: run fake is finished, not live; train on in a new run: `headway ")
     assert "fork fake fake-longer" in err and f"--set train.steps={total + 20}" in err
+
+
+def test_a_stop_whose_answer_was_lost_counts_once_the_run_has_stopped(
+    fake: FakeRun, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    send = Run.send
+
+    def lose_the_answer(run: Run, command: Command, *, timeout_s: float) -> int:
+        send(run, command, timeout_s=timeout_s)
+        fake.finish("stopped")  # by the next driver, which reads the command in the journal
+        raise DeadlineError("no answer", remedy="send it again")
+
+    monkeypatch.setattr(Run, "send", lose_the_answer)
+    assert fake.run.stop() == 1
+    assert fake.run.outcome == "stopped"
+    with pytest.raises(InputError, match="is stopped, not live"):
+        fake.run.stop()
 
 
 def test_an_extension_shows_in_the_status_and_after_the_end(fake: FakeRun, shell: Shell) -> None:

@@ -116,8 +116,10 @@ class Run(RunFrames, Steering):
         for attempt in range(4):
             try:
                 return self.send(command, timeout_s=4.0)
-            except DeadlineError:
-                self._refuse_over(operation, fields.get("count", 0))  # it may have ended meanwhile
+            except DeadlineError:  # it may have been taken, or the run may have ended meanwhile
+                if taken := self.query("SELECT sequence FROM commands WHERE id = ?", (command.id,)):
+                    return int(taken[0][0])
+                self._refuse_over(operation, fields.get("count", 0))
                 if attempt == 3:
                     raise
         raise AssertionError("unreachable")
