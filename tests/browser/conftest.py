@@ -1,4 +1,4 @@
-"""Notebook 01 in JupyterLab and Chromium, with a run that takes seconds, once per theme."""
+"""Notebook 01 in JupyterLab and Chromium, with a run that takes seconds."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ SMALL = (
 
 @dataclass(frozen=True)
 class Stage:
-    """All that a test needs of one theme."""
+    """All that a test needs."""
 
     machine: Any
     """tests.conftest.Machine: where the run's processes are."""
@@ -49,11 +49,12 @@ class Stage:
     watch: Watch
 
 
-@pytest.fixture(scope="module", params=[Theme.LIGHT, Theme.DARK], ids=["light", "dark"])
+@pytest.fixture(scope="module")
 def stage(
     request: pytest.FixtureRequest, make_machine: Callable[[], Any], corpus: Path
 ) -> Iterator[Stage]:
-    """The notebook is open, its launch cell has run, and the console shows the first steps."""
+    """The notebook is open in the light theme, its launch cell has run, and the console shows the
+    first steps."""
     if reason := missing():
         pytest.skip(reason)
     machine = make_machine()
@@ -67,7 +68,7 @@ def stage(
     assert "run.wait(" in text  # this run has many steps left
     (folder / "01.ipynb").write_text(text.replace("run.wait(", "run.stop(); run.wait("))
     watch = Watch()
-    with Lab(own, folder, request.param, machine.env) as lab, open_browser(own / "chrome") as page:
+    with Lab(own, folder, Theme.LIGHT, machine.env) as lab, open_browser(own / "chrome") as page:
         watch.follow(page)
         notebook = NotebookPage(page, lab.url("01.ipynb"))
         notebook.run_cell(LAUNCH)

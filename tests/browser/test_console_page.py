@@ -1,4 +1,4 @@
-"""What a user of notebook 01 sees and can do, in both of JupyterLab's own themes."""
+"""What a user of notebook 01 sees and can do: in JupyterLab's light theme, then in its dark one."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import subprocess
 from typing import Any
 
 import pytest
-from headway.testkit.browser import contrasts, misplaced
+from headway.testkit.browser import Theme, contrasts, misplaced
 from headway.testkit.browser.looks import LEAST_CONTRAST
 
 pytestmark = pytest.mark.timeout(600)
@@ -145,8 +145,10 @@ def test_drills_are_folded_away_and_ask_once(quiet: Any) -> None:
     assert console.root.get_attribute("data-answered") == before, "nothing was sent"
 
 
-def test_text_stands_out_from_its_background(quiet: Any) -> None:
+@pytest.mark.parametrize("theme", Theme, ids=lambda theme: theme.name.lower())
+def test_text_stands_out_from_its_background(quiet: Any, theme: Theme) -> None:
     console = quiet.console
+    quiet.notebook.use_theme(theme)  # the tests after this one see the last
     console.choose_rank(0)
     console.open_drills()
     found = contrasts(console.page)

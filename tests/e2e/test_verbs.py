@@ -1,4 +1,4 @@
-"""Every verb of the command line on one living run, each as a process of its own."""
+"""Every verb of the command line on one living run; those that work as processes of their own."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from typing import Any
 import polars as pl
 import pytest
 from headway.ckpt_store.client import newest
+from headway.console.cli import main
 from headway.console.live.summary import recovery_rows
 from headway.console.run import Run
 from headway.console.trace.slices import DRIVER
@@ -272,10 +273,12 @@ def test_a_trace_holds_slices_of_every_rank(live: Live) -> None:
     ("status", "nobody"), ("pause", "nobody"), ("logs", NAME, "--level", "loud")],
     ids=" ".join)  # fmt: skip
 def test_a_wrong_verb_is_one_line_with_a_remedy_and_code_2(
-    live: Live, words: tuple[str, ...]
+    live: Live, words: tuple[str, ...], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    text = live.headway(*words, code=2)
-    assert text.startswith("error: ")
+    # in this process: another one for each of them would import the console anew
+    assert main([*words, "--runs-dir", str(live.machine.runs)]) == 2
+    out, text = capsys.readouterr()
+    assert out == "" and text.startswith("error: ")
     assert len(text.splitlines()) == 1
     assert ";" in text
 
