@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import shutil
 import socket
 import threading
 from collections.abc import Iterator
@@ -91,6 +92,8 @@ def test_two_commits_of_one_version_differ_in_their_source(tmp_path: Path) -> No
 
     for package in ("a/trainer/control", "b/launch", "b/testkit"):
         (tmp_path / package).mkdir(parents=True)
+    for package in ("a/trainer", "b/launch"):
+        (tmp_path / package / "__init__.py").touch()
     module = tmp_path / "a" / "trainer" / "control" / "gate.py"
     module.write_text("one")
     first = look()
@@ -110,9 +113,15 @@ def test_the_source_is_that_of_the_package_which_is_imported(tmp_path: Path) -> 
     for module in modules:
         module.parent.mkdir(parents=True)
         module.write_text("one")
+        module.with_name("__init__.py").touch()
     roots = [tmp_path / "first", tmp_path / "second"]
     before = installed.digest_of(roots)
     modules[1].write_text("two")
     assert installed.digest_of(roots) == before, "it is hidden by the first"
     modules[0].write_text("two")
     assert installed.digest_of(roots) != before
+    shutil.rmtree(tmp_path / "first")
+    (tmp_path / "first" / "trainer" / "__pycache__").mkdir(parents=True)
+    after = installed.digest_of(roots)
+    modules[1].write_text("three")
+    assert installed.digest_of(roots) != after, "an import passes over what is left of a package"

@@ -49,13 +49,14 @@ def read_source() -> str:
 def digest_of(roots: Iterable[Path]) -> str:
     """The same of the packages below these folders, each of which has some. Raises OSError.
 
-    A package that lies in several is read where an import finds it: in the first.
+    A package that lies in several is read where an import finds it: in the first with its
+    ``__init__.py``. A folder without may be left of a package that has moved.
     """
     places = list(roots)
     found = {
         path.relative_to(root).as_posix(): path
         for package in PACKAGES
-        for root in [place for place in places if (place / package).is_dir()][:1]
+        for root in [place for place in places if (place / package / "__init__.py").is_file()][:1]
         for path in files_below(root / package)
         if path.suffix == ".py"
     }
