@@ -73,8 +73,10 @@ def test_a_file_with_many_control_characters_is_left_out_and_one_of_a_terminal_i
     (tmp_path / "bells.txt").write_text("a bell\x07 in a long line of words, and no more" * 20)
     (tmp_path / "controls.txt").write_bytes(bytes([1, 2, 3, 5, 6, 14, 15, 65]) * 100)
     (tmp_path / "shifted.txt").write_bytes(b"\x0e<Y@Z\x0f and \x0e<Y@Z\x0f" * 50)
+    (tmp_path / "maps.txt").write_text("imap <F2> \x1bNoh\nimap <F3> \x1b.A\n" * 9)
+    (tmp_path / "wide.txt").write_text("これは \x1b$A; 文字\n")
     source = read_source(str(tmp_path))
-    assert list(_read(source)) == ["bells.txt", "colored.txt"]
+    assert list(_read(source)) == ["bells.txt", "colored.txt", "maps.txt", "wide.txt"]
     (line,) = source.left_out.lines()
     assert "controls.txt" in line and "shifted.txt" in line
 

@@ -3,7 +3,7 @@
 A byte order mark decides; then UTF-8, if the bytes are UTF-8; then Windows-1252, which contains the
 printable part of Latin-1. Anything else is not text: a file with NUL bytes or many other control
 characters, or in an encoding of ISO 2022, which writes Japanese, Korean or Chinese as ASCII with
-escape sequences. UTF-7 looks like ASCII.
+escape sequences. UTF-7 and HZ look like ASCII.
 """
 
 from __future__ import annotations
@@ -33,9 +33,10 @@ _MOST_HIGH = 0.3
 _MOST_CONTROLS = 0.05
 """Largest share of control characters in a text that is otherwise ASCII or UTF-8. Not counted are
 white space, a terminal's colors and a printer's overstrikes."""
-_ISO_2022 = re.compile(rb"\x1b(?:\$[@-D]|\$[()*+][@-Z]|\([IJ]|&@|N.|\.[A-Z])")
-"""Escape sequences that choose a set of characters (ECMA-35, RFC 1468, 1554, 1557, 1922). A
-terminal's begin with ESC [, and ESC ( B and ESC ( 0 are its reset and its lines."""
+_ISO_2022 = re.compile(rb"\x1b(?:\$[@-D]|\$[()*+][@-Z]|\([IJ]|&@)")
+"""Escape sequences that choose a set of characters (ECMA-35, RFC 1468, 1554, 1557, 1922); a text
+with them has no byte above 127. A terminal's begin with ESC [, and ESC ( B and ESC ( 0 are its
+reset and its lines."""
 _ESCAPE_BYTES = 3  # of a sequence that the next piece completes
 _FEW_BROKEN = 0.25  # of the bytes above 127 in a text that is UTF-8 otherwise
 
@@ -80,11 +81,12 @@ def _marked(path: Path, encoding: Encoding) -> Encoding | None:
 
 def _unmarked(path: Path) -> Encoding | None:
     decoder = codecs.getincrementaldecoder("utf-8")("replace")
-    total = high = replaced = controls = outside = 0
+    total = high = replaced = controls = outside = switches = 0
     end = b""
     for raw in _bytes_of(path, 0):
-        if b"\0" in raw or _ISO_2022.search(end + raw):
+        if b"\0" in raw:
             return None
+        switches += bool(_ISO_2022.search(end + raw))
         end = raw[-_ESCAPE_BYTES:]
         text = decoder.decode(raw)
         total += len(raw)
@@ -96,7 +98,7 @@ def _unmarked(path: Path) -> Encoding | None:
         controls += _count(raw, _CONTROLS)
         outside += _count(raw, _NOT_CP1252)
     replaced += decoder.decode(b"", final=True).count("\ufffd")
-    if controls > _MOST_CONTROLS * total:
+    if (switches and not high) or controls > _MOST_CONTROLS * total:
         return None
     if replaced <= 0:
         return Encoding("utf-8")
