@@ -16,10 +16,14 @@ from headway.ckpt_store.client import write_tensors
 from headway.common.errors import HeadwayError
 from headway.common.wire.messages.executor import Sample
 from headway.common.wire.messages.worker import Steer
-from headway.console.analysis.episodes import load_journal
+from headway.console.analysis.clocks import Clocks
+from headway.console.analysis.episodes import load_journal, recoveries
 from headway.console.cluster import Cluster
+from headway.console.folder.samples import samples
 from headway.console.lifecycle.launch import keep_epoch
+from headway.console.live.news import News
 from headway.console.testing import FakeRun
+from headway.console.widgets.picture_reader import PictureReader
 from headway.launch.lease import FileLease, LeaseView
 from headway.trainer.client import damaged_of
 from headway.trainer.control.journal import Journal
@@ -151,6 +155,68 @@ def test_an_event_or_a_sample_whose_json_is_damaged_costs_only_itself(
     assert load_journal(ended.run).height > 0
     _try_all(shell)
     assert "is damaged" not in shell("status", "fake")[1]
+
+
+def test_a_json_that_is_not_utf_8_costs_only_itself(fake: FakeRun) -> None:
+    """One flipped bit inside a string: SQLite takes it for valid JSON, Python cannot decode it."""
+    fake.sample((1, 2, 3))
+    fake.recover("rank 1 is lost: killed")
+    news, picture = News(fake.run, since=0), PictureReader(fake.run, 20.0)
+    _spoil(fake, "events", "fields", "name = 'fence'")
+    _spoil(fake, "samples", "tokens", "sequence = 0")
+    fake.recover("rank 0 is lost: killed")
+    journal = load_journal(fake.run)
+    assert journal.height == len(fake.run.query("SELECT 1 FROM events"))
+    assert json.loads(journal.filter(name="fence")["fields"][0]) == {"reason": "ab\ufffd"}
+    assert [found["total_s"] is None for found in recoveries(journal).to_dicts()] == [False] * 2
+    for _ in range(2):
+        fake.advance(1)
+        assert any("rank 0" in line for _, line in news.read())
+        fake.recover("rank 0 is lost: killed")
+    assert len(picture.read().bands) == 4
+    picture.close()
+    assert [sample["generation"] for sample in samples(fake.run)] == [0]
+    assert not fake.run.journal_trouble
+
+
+@pytest.mark.parametrize("text", ["{", "[]", "CAST(x'ff' AS TEXT)"])
+def test_a_page_is_drawn_though_the_json_of_an_event_is_damaged(fake: FakeRun, text: str) -> None:
+    fake.recover()
+    _spoil(fake, "events", "fields", "name = 'stepping'", text if "(" in text else f"'{text}'")
+    fake.recover()
+    picture = PictureReader(fake.run, 20.0)
+    assert picture.read().number == 1
+    picture.close()
+
+
+def test_a_name_in_the_json_of_an_event_may_be_damaged(fake: FakeRun) -> None:
+    fake.recover()
+    spoilt = b'{"gener\xe1tion": 1, "source": "arena", "step": 0}'.hex()
+    _spoil(fake, "events", "fields", "name = 'generation'", f"CAST(x'{spoilt}' AS TEXT)")
+    assert recoveries(load_journal(fake.run)).height == 1
+
+
+def test_the_nodes_of_an_old_generation_may_be_damaged(ended: FakeRun) -> None:
+    journal = Journal(ended.folder.database, epoch=3)
+    for generation in range(3):
+        journal.begin_generation(generation, {0: 0, 1: 1})
+    journal.close()
+    for generation, text in enumerate(("{broken", "[0]")):
+        _spoil(ended, "generations", "rank_nodes", f"generation = {generation}", f"'{text}'")
+    ended.folder.bundle.parent.mkdir(exist_ok=True)
+    ended.folder.bundle.touch()
+    assert Clocks(ended.run).uncertainty_ns() == {0: None, 1: None}
+
+
+def _spoil(
+    fake: FakeRun,
+    table: str,
+    column: str,
+    where: str,
+    text: str = "CAST(x'7b22726561736f6e223a226162e3227d' AS TEXT)",
+) -> None:
+    with contextlib.closing(sqlite3.connect(fake.folder.database)) as raw, raw:
+        assert raw.execute(f"UPDATE {table} SET {column} = {text} WHERE {where}").rowcount
 
 
 def test_the_outcome_of_a_run_is_known_though_its_journal_is_damaged(

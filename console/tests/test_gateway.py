@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shutil
 import signal
+import sqlite3
 import subprocess
 import sys
 import threading
@@ -101,6 +103,18 @@ def test_long_answers_come_in_parts(console: Console) -> None:
     assert remote.query(sql + "SELECT i, hex(zeroblob(200)) FROM n") == [
         (number, "00" * 200) for number in range(1, 3001)
     ]
+
+
+def test_a_text_that_is_not_utf_8_costs_only_itself(fake: FakeRun, console: Console) -> None:
+    remote = Cluster.connect(console.key, console.folder).run("fake")
+    with contextlib.closing(sqlite3.connect(fake.folder.database)) as raw, raw:
+        raw.execute("UPDATE events SET fields = CAST(x'7b2261223a22e3227d' AS TEXT) WHERE id = 1")
+    assert remote.query("SELECT fields FROM events")[0] == ('{"a":"\ufffd"}',)
+    assert remote.journal().equals(Run(fake.folder.path).journal())
+    with contextlib.closing(sqlite3.connect(fake.folder.database)) as raw, raw:
+        raw.execute("INSERT INTO facts VALUES ('outcome', CAST(x'7ba2' AS TEXT))")
+    with pytest.raises(RemoteError, match="Could not decode"):
+        assert remote.outcome
 
 
 def test_a_question_that_never_ends_is_given_up(console: Console) -> None:

@@ -15,6 +15,10 @@ import numpy.typing as npt
 from headway.console.folder.records import RunRecords
 
 _READINGS = "SELECT node, boot_id, offset_ns, uncertainty_ns, monotonic_s, unix_s FROM clocks"
+_RANK_NODES = (  # a flipped bit in the JSON of an old generation costs that one
+    "SELECT rank_nodes FROM generations "
+    "WHERE CASE WHEN json_valid(rank_nodes) THEN json_type(rank_nodes) = 'object' END"
+)
 
 
 @dataclass
@@ -58,7 +62,7 @@ class Clocks:
         ):
             boot = self._boots.setdefault(node, {}).setdefault(boot_id, _Boot(unix_s))
             boot.add(offset_ns, uncertainty_ns, run_s)
-        for (rank_nodes,) in run.query("SELECT rank_nodes FROM generations"):
+        for (rank_nodes,) in run.query(_RANK_NODES):
             self._nodes.update(json.loads(rank_nodes).values())
 
     def uncertainty_ns(self) -> dict[int, int | None]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
@@ -147,7 +148,8 @@ class Episodes:
                 is_symptom=bool(fields.get("is_symptom")),
             )  # fmt: skip
         elif self.open is not None:
-            self._learn(self.open, name, now, fields)
+            with contextlib.suppress(KeyError, ValueError, TypeError):  # a flipped bit in a name
+                self._learn(self.open, name, now, fields)
 
     def _learn(self, recovery: Recovery, name: str, now: float, fields: dict[str, Any]) -> None:
         if name in _LOSSES and recovery.is_symptom:

@@ -13,7 +13,7 @@ from typing import Any
 from headway.common.config import load
 from headway.common.errors import CorruptError, InputError
 from headway.common.node.run_dir import RunDir
-from headway.common.node.sqlite import is_damage, open_to_read
+from headway.common.node.sqlite import is_damage, is_undecodable, open_to_read, replaced
 from headway.common.polling import wait_until
 from headway.console.folder.presence import TAKEOVER_S, Observer, Presence
 from headway.console.folder.starting import Starter, starter_of
@@ -54,7 +54,6 @@ class RunRecords:
         self._parsed: tuple[tuple[int, int], RunConfig] | None = None
         self._shared = _Shared()
         self._observer = Observer()
-        self._damage = ""
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.name!r}, {self.state})"
@@ -205,7 +204,7 @@ class RunRecords:
     def fact(self, key: str) -> str:
         """A remembered value of the journal, empty if there is none."""
         facts = dict(self.query("SELECT key, value FROM facts"))  # all: a key may be damaged
-        if not facts and self._damage:
+        if self._shared.damage:
             from headway.trainer.client import kept_facts
 
             facts = kept_facts(self.folder.database)
@@ -213,8 +212,8 @@ class RunRecords:
 
     def query(self, sql: str, values: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
         """Read the journal; an absent one is empty, and so is a damaged one, see
-        ``journal_trouble``."""
-        self._damage = ""
+        ``journal_trouble``. A text that is not UTF-8 comes with replacement characters."""
+        self._shared.damage = ""
         if not self.folder.database.exists():
             return []
         with self.reading():
@@ -222,13 +221,30 @@ class RunRecords:
                 database = self._shared.database
                 if database is None:
                     database = self._shared.database = open_to_read(self.folder.database)
-                return database.execute(sql, values).fetchall()
+                return self._fetch(database, sql, values)
             except sqlite3.DatabaseError as error:
                 if is_damage(error) or not self.folder.database.is_file():
-                    self._damage = str(error)
+                    self._shared.damage = str(error)
                 elif "no such table" not in str(error):
                     raise
                 return []
+
+    def _fetch(
+        self, database: sqlite3.Connection, sql: str, values: tuple[Any, ...]
+    ) -> list[tuple[Any, ...]]:
+        """All rows. A flipped bit may leave text, also valid JSON, that is not UTF-8: only then is
+        it decoded in Python, which is slower, so that it costs no other row."""
+        try:
+            return database.execute(sql, values).fetchall()
+        except sqlite3.OperationalError as error:
+            if not is_undecodable(error):
+                raise
+            self._shared.damage = str(error)
+        database.text_factory = replaced
+        try:
+            return database.execute(sql, values).fetchall()
+        finally:
+            database.text_factory = str
 
     @property
     def journal_trouble(self) -> str:
@@ -238,12 +254,12 @@ class RunRecords:
         with self.reading():
             for sql in _READ_BY_DRIVERS:
                 self.query(sql)
-                if self._damage:
+                if damage := self._shared.damage:
                     break
-        if not self._damage:
+        if not damage:
             return ""
         return (
-            f"its journal {self.folder.database} is damaged ({self._damage}); the driver sets it "
+            f"its journal {self.folder.database} is damaged ({damage}); the driver sets it "
             "aside and begins a new one, of a run that has ended once `headway run` resumes it"
         )
 
@@ -273,3 +289,5 @@ class _Shared(threading.local):
 
     depth = 0
     database: sqlite3.Connection | None = None
+    damage = ""
+    """What the last query found wrong with the file."""

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from headway.common.errors import HeadwayError, InputError
-from headway.common.node.sqlite import open_to_read
+from headway.common.node.sqlite import open_to_read, replaced
 from headway.common.wire import codec
 from headway.common.wire.keys import KeyPair
 from headway.common.wire.message import Message, by_tag
@@ -139,6 +139,8 @@ class Gateway:
             with contextlib.closing(open_to_read(run.folder.database)) as journal:
                 until = time.monotonic() + QUERY_LIMIT_S
                 journal.set_progress_handler(lambda: time.monotonic() > until, 10_000)
+                if "facts" not in message.sql:  # an outcome that is not UTF-8 must not count
+                    journal.text_factory = replaced
                 found = journal.execute(message.sql, tuple(message.values))
                 return self._page(islice(found, message.first, None))
         except sqlite3.Error as error:

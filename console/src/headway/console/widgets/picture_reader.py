@@ -5,13 +5,13 @@ from __future__ import annotations
 import json
 from collections import deque
 from dataclasses import replace
-from typing import Any
 
 from headway.console.analysis.curve import Curve, Point
 from headway.console.analysis.episodes import Episodes, Recovery
 from headway.console.analysis.newest import repeated_steps
 from headway.console.display.formatting import clock
 from headway.console.folder.logs import LogReader, as_text
+from headway.console.folder.records import WHOLE
 from headway.console.live.news import News
 from headway.console.live.progress import ProgressReader, utilisation
 from headway.console.run import PAGE_RANKS, Run
@@ -109,10 +109,11 @@ class PictureReader:
         return unchanged
 
     def _read_events(self) -> None:
-        sql = "SELECT id, name, monotonic_s, unix_s, fields FROM events WHERE id > ? ORDER BY id"
+        columns = "id, name, monotonic_s, unix_s, fields"
+        sql = f"SELECT {columns} FROM events WHERE id > ? AND {WHOLE} ORDER BY id"
         for number, name, now, unix_s, text in self._run.query(sql, (self._after_event,)):
             self._after_event, self._offset_s = int(number), float(unix_s) - float(now)
-            self._episodes.feed(str(name), float(now), float(unix_s), _fields(text))
+            self._episodes.feed(str(name), float(now), float(unix_s), json.loads(text))
         new = self._episodes.done[self._num_done :]
         self._num_done += len(new)
         self._bands.extend(self._band(recovery) for recovery in new[-MAX_BANDS:])
@@ -138,8 +139,3 @@ class PictureReader:
         if self._log is None or self._log.rank != selected:
             self._log = RankLog(self._run, selected)
         return self._log.update()
-
-
-def _fields(text: str) -> dict[str, Any]:
-    found = json.loads(text)
-    return found if isinstance(found, dict) else {}

@@ -60,8 +60,17 @@ def open_to_read(file: Path) -> sqlite3.Connection:
 def is_damage(error: BaseException) -> bool:
     """Whether an error means that the file itself is bad, and will be the next time, too."""
     code = getattr(error, "sqlite_errorcode", 0) & 0xFF  # without what SQLite adds to it
-    is_text = isinstance(error, sqlite3.OperationalError) and str(error).startswith(_UNDECODABLE)
-    return is_text or code in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
+    return is_undecodable(error) or code in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
+
+
+def is_undecodable(error: BaseException) -> bool:
+    """Whether an error means that a text is not UTF-8; ``replaced`` reads it all the same."""
+    return isinstance(error, sqlite3.OperationalError) and str(error).startswith(_UNDECODABLE)
+
+
+def replaced(text: bytes) -> str:
+    """A ``text_factory``: what is not UTF-8 becomes replacement characters, the rest is kept."""
+    return text.decode(errors="replace")
 
 
 def damage(what: str) -> sqlite3.DatabaseError:
