@@ -232,7 +232,14 @@ def test_a_live_driver_goes_on_over_a_damaged_journal_and_so_does_its_successor(
     "sql",
     [
         "UPDATE generations SET rank_nodes = '{broken'",
+        "UPDATE generations SET rank_nodes = '[0]'",
+        "UPDATE generations SET rank_nodes = '7'",
+        """UPDATE generations SET rank_nodes = '{"0": "a"}'""",
+        "UPDATE commands SET tokens = '7' WHERE sequence = 1",
         "UPDATE facts SET value = '1x' WHERE key = 'epoch'",
+        "UPDATE facts SET value = '7' WHERE key = 'epoch'",
+        "UPDATE facts SET value = '1' WHERE key = 'epoch'",
+        "UPDATE facts SET value = '92' WHERE key = 'epoch'",
         *(sql.format("CAST(x'7ba2' AS TEXT)") for sql in TEXTS),
     ],
 )
@@ -246,6 +253,26 @@ def test_a_cell_that_holds_nonsense_is_damage_too(tmp_path: Path, sql: str) -> N
         assert again.last_generation() == (2, {0: 0, 1: 4}) and len(again.commands()) == 2
         again.begin_generation(4, {0: 0})
         assert again.last_generation() == (4, {0: 0})
+
+
+def test_a_takeover_that_the_copy_lags_behind_is_no_damage(tmp_path: Path) -> None:
+    path = tmp_path / "run.sqlite"
+    _filled(path).close()
+    lagging = (tmp_path / FILE).read_bytes()
+    newer = Journal(path, epoch=7)
+    newer.lead()
+    for copy in (lagging, None):  # as it is before the newer driver's first decision, and then
+        if copy is None:
+            newer.keep_copy()
+        assert (kept_facts(path)["epoch"] == "3") == (copy is not None)
+        with contextlib.closing(Journal(path, epoch=4)) as former:
+            assert not former.damage
+            with pytest.raises(SupersededError, match="belongs to epoch 7, not 4"):
+                former.lead()
+    newer.event("after", {}, 0.0)
+    newer.close()
+    with contextlib.closing(Journal(path, epoch=8)) as successor:
+        assert not successor.damage and successor.event_names() == ["begun", "after"]
 
 
 @pytest.mark.parametrize("value", ["'1x'", "CAST(x'7ba2' AS TEXT)"])

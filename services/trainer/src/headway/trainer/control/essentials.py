@@ -36,6 +36,20 @@ class Essentials(msgspec.Struct, frozen=True):
         """How many changes led to it."""
         return version_of(self.facts.get(VERSION, "0"))
 
+    def check_epoch(self, copy: Path) -> None:
+        """Raises ValueError: a digit of the epoch in this, of the journal, has flipped. It is still
+        a number, and a larger one would refuse every driver until their epochs reach it.
+
+        A new epoch is written together with a new version, and ``of`` reads both at once. So the
+        same version means the same epoch; a copy that lags, as while a driver takes over, has a
+        lower version and is not compared.
+        """
+        kept, epoch = Essentials.load(copy), self.facts.get("epoch")
+        if kept is None or not 0 < kept.version == self.version:
+            return
+        if epoch != (known := kept.facts.get("epoch", epoch)):
+            raise ValueError(f"epoch {epoch}, but {known} in {copy.name}")
+
     @classmethod
     def load(cls, path: Path) -> Essentials | None:
         """What ``save`` wrote; None where there is none, or it is damaged."""

@@ -42,6 +42,8 @@ from headway.trainer.control.schema import upgrade
 BUSY_S = 1.0
 """How long a write waits for another process's lock before it fails; it is then tried again."""
 _MAGIC = b"SQLite format 3\0"
+_NONSENSE = (ValueError, TypeError, LookupError, AttributeError, ArithmeticError, RecursionError)
+"""What a cell raises whose value cannot be: SQLite does not check what cells hold."""
 LEAD_S = 15.0
 """How long a new driver tries to write the journal before it reads what others have written."""
 _TAKE_BACK_SKIPPED = (  # ``skipped`` names the index's condition, ``+`` keeps the other index out
@@ -81,7 +83,7 @@ class Journal:
             if not self._is_bad(error):
                 raise
             self.begin_anew(error)
-        except (ValueError, TypeError, KeyError) as error:  # SQLite does not check what cells hold
+        except _NONSENSE as error:
             self.begin_anew(damage(f"a value cannot be read: {error}"))
 
     def _begin(self) -> None:
@@ -94,7 +96,8 @@ class Journal:
     def _read_all(self) -> None:
         """Read what a driver begins with, so that damage shows now."""
         self._stay_in_place()
-        Essentials.of(self._db), self._newest_epoch(), self.commands(), self.last_generation()
+        Essentials.of(self._db).check_epoch(self._copy)
+        self._newest_epoch(), self.commands(), self.last_generation()
         self.clocks(), self.last_event(), self.event_names(), self.skipped()
 
     def _is_bad(self, error: sqlite3.DatabaseError) -> bool:
@@ -300,10 +303,9 @@ class Journal:
 
     def last_generation(self) -> tuple[int, dict[int, int]] | None:
         """The newest generation and where its ranks ran."""
-        row = self._db.execute(
-            "SELECT generation, rank_nodes FROM generations ORDER BY generation DESC LIMIT 1"
-        ).fetchone()
-        return (int(row[0]), {int(k): v for k, v in json.loads(row[1]).items()}) if row else None
+        sql = "SELECT generation, rank_nodes FROM generations ORDER BY generation DESC LIMIT 1"
+        row = self._db.execute(sql).fetchone()
+        return (int(row[0]), msgspec.json.decode(row[1], type=dict[int, int])) if row else None
 
     def memory(self) -> Memory:
         """What the drivers before have found out;
