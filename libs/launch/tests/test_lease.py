@@ -178,6 +178,33 @@ def test_a_stray_claim_is_ignored_and_set_aside_by_the_next_claimant(
     assert [one["file"] for one in logs] == [str(tmp_path / f"driver.stray-{number}")]
 
 
+@pytest.mark.parametrize("first", [2**53, 2**53 + 1, 10**30])
+def test_neighbours_that_no_record_could_name_are_strays(tmp_path: Path, first: int) -> None:
+    lease = FileLease(tmp_path)
+    for number in (first + 1, first + 2):
+        (tmp_path / f"driver.claim-{number}").touch()
+    assert lease.look() == LeaseView(0, None)
+    assert lease.claim(0) == 1
+    lease.publish(_holder(1))
+    assert lease.look() == LeaseView(1, _holder(1))
+    assert len(list(tmp_path.glob("driver.stray-*"))) == 2
+
+
+@pytest.mark.parametrize("number", [1234, 1235])
+def test_a_single_claim_of_an_older_version_counts_beside_its_record(
+    tmp_path: Path, number: int
+) -> None:
+    """Its driver leads, or is about to."""
+    lease = FileLease(tmp_path)
+    lease.publish(_holder(1234))
+    (tmp_path / f"driver.claim-{number}").touch()
+    assert lease.look() == LeaseView(number, _holder(1234))
+    assert lease.claim(number - 1) is None, "it is taken"
+    assert lease.claim(number) == number + 1 and not list(tmp_path.glob("driver.stray-*"))
+    with pytest.raises(SupersededError):
+        lease.publish(_holder(number))
+
+
 @pytest.mark.parametrize("after", [998, 999, 1000, 1001, 5000])
 def test_epochs_go_on_beyond_the_one_from_which_claims_are_in_pairs(
     tmp_path: Path, after: int

@@ -33,8 +33,9 @@ FENCE_LIMIT_S = 5.0
 CALM_LOOK_S = 1.0
 _CLAIM, _STRAY = "driver.claim-", "driver.stray-"
 PAIRED_EPOCH = 1000
-"""From this epoch on a claim counts only beside the one before or after it; few runs have so many
-drivers, and a file that no driver has made is alone."""
+"""From this epoch on a claim counts only beside the one before or after it, or if the record is of
+it or of the one before; few runs have so many drivers, and a file that no driver has made is
+alone."""
 _MOST_EPOCH = 2**53
 _MOST_PID = 2**31
 _RECORD_BYTES = 1024
@@ -206,9 +207,22 @@ class FileLease(ProcessLease):
         return max(self._claims(), default=0)
 
     def _claims(self) -> dict[int, Path]:
-        """Epoch -> file, without strays; an absent folder has none. Raises as ``_numbers``."""
+        """Epoch -> file, without strays; an absent folder has none. Raises as ``_strays``."""
         found = self._numbers()
-        return {epoch: path for epoch, path in found.items() if not _is_stray(epoch, found)}
+        strays = self._strays(found)
+        return {epoch: path for epoch, path in found.items() if epoch not in strays}
+
+    def _strays(self, found: dict[int, Path]) -> set[int]:
+        """Those of the numbers that no driver has claimed; see ``PAIRED_EPOCH``.
+
+        Raises:
+            OSError: the folder or the record cannot be read.
+        """
+        strays = {number for number in found if _is_stray(number, found)}
+        if strays and (holder := self._holder()) is not None:
+            # a driver of an older version made one file: the record is its own, or the one before
+            strays -= {e for e in (holder.epoch, holder.epoch + 1) if e <= _MOST_EPOCH}
+        return strays
 
     def _numbers(self) -> dict[int, Path]:
         """Number -> file; files with other names are ignored, and an absent folder has none.
@@ -254,12 +268,12 @@ class FileLease(ProcessLease):
     def _set_strays_aside(self) -> None:
         """Rename claims that no driver has made, so that a person can see them."""
         found = self._numbers()
-        for number, path in found.items():
-            if _is_stray(number, found):
-                kept = path.with_name(path.name.replace(_CLAIM, _STRAY))
-                log.warning("a claim that no driver has made is set aside", file=str(kept))
-                with contextlib.suppress(OSError):  # it is ignored where it is
-                    path.rename(kept)
+        for number in self._strays(found):
+            path = found[number]
+            kept = path.with_name(path.name.replace(_CLAIM, _STRAY))
+            log.warning("a claim that no driver has made is set aside", file=str(kept))
+            with contextlib.suppress(OSError):  # it is ignored where it is
+                path.rename(kept)
 
     def publish(self, me: Holder) -> None:
         """Write the record in place.
@@ -285,8 +299,9 @@ class FileLease(ProcessLease):
 
 
 def _is_stray(epoch: int, found: Container[int]) -> bool:
-    """Whether no driver has made this claim; see ``PAIRED_EPOCH``."""
-    return epoch >= PAIRED_EPOCH and epoch - 1 not in found and epoch + 1 not in found
+    """Whether this claim is one that no driver makes."""
+    is_alone = epoch - 1 not in found and epoch + 1 not in found
+    return epoch > _MOST_EPOCH or (epoch >= PAIRED_EPOCH and is_alone)
 
 
 def _holder_of(record: bytes) -> Holder | None:
