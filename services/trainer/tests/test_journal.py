@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import math
 import os
 import random
 import sqlite3
@@ -68,6 +69,18 @@ def _until(writer: JournalWriter, condition: Callable[[], bool]) -> None:
         return condition()
 
     assert wait_until(look, LIMIT_S)
+
+
+def test_a_number_that_is_not_finite_leaves_an_event_valid_json(path: Path) -> None:
+    journal = Journal(path, epoch=1)
+    fields = {"b": [NAN, 1.5, path], "a": {0: -math.inf}}
+    journal.event("odd", fields, 0.0)
+    journal.event("plain", {"b": path, "a": 1}, 0.0)
+    journal.close()
+    assert _rows(path, "SELECT fields FROM events WHERE json_valid(fields)") == [
+        (f'{{"a": {{"0": null}}, "b": [null, 1.5, "{path}"]}}',),
+        (f'{{"a": 1, "b": "{path}"}}',),
+    ]
 
 
 def test_a_write_that_fails_leaves_nothing_and_the_journal_usable(path: Path) -> None:

@@ -36,7 +36,7 @@ from headway.trainer.control.essentials import (
     version_of,
 )
 from headway.trainer.control.locks import is_locked
-from headway.trainer.control.rows import CLOCK_FIELDS, ClockReading, Record
+from headway.trainer.control.rows import CLOCK_FIELDS, ClockReading, Record, as_json
 from headway.trainer.control.schema import upgrade
 
 BUSY_S = 1.0
@@ -253,8 +253,7 @@ class Journal:
 
     def event_record(self, name: str, fields: dict[str, Any], now: float) -> Record:
         """What happened, at ``now`` (s of the run's clock) and at the present wall time."""
-        text = json.dumps(fields, sort_keys=True, default=str)
-        return Record("events", (self.epoch, now, time.time(), name, text))
+        return Record("events", (self.epoch, now, time.time(), name, as_json(fields)))
 
     def input_record(self, clock: float, event: bytes, decided: str) -> Record:
         """An input of the driver's decisions, and what was decided, for ``headway replay``."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 from dataclasses import dataclass
 from typing import Any
 
@@ -29,3 +30,13 @@ class ClockReading:
 
 
 CLOCK_FIELDS = tuple(field.name for field in dataclasses.fields(ClockReading))
+
+
+def as_json(fields: dict[str, Any]) -> str:
+    """What an event says. A number that is not finite becomes null: JSON has none, and readers let
+    SQLite leave out what is not JSON."""
+    try:
+        return json.dumps(fields, sort_keys=True, default=str, allow_nan=False)
+    except ValueError:
+        finite = json.loads(json.dumps(fields, default=str), parse_constant=lambda _: None)
+        return json.dumps(finite, sort_keys=True)
