@@ -91,12 +91,14 @@ class SlowRanks:
             stages.setdefault(self._stage(unit), []).append(unit.compute_s)
         for times in stages.values():
             times.sort()
-        medians = sorted(map(statistics.median, stages.values()))
+        # once per stage, not per unit: each takes the time of all its replicas
+        median_of = {stage: statistics.median(times) for stage, times in stages.items()}
+        medians = sorted(median_of.values())
         slowdowns = sorted(s for unit in self._units.values() if (s := unit.slowdown) is not None)
         for unit in moved:
-            stage = stages[self._stage(unit)]
-            peers_s = _median_without(stage, unit.compute_s)
-            unit.others_s = _median_without(medians, statistics.median(stage)) or 0.0
+            stage = self._stage(unit)
+            peers_s = _median_without(stages[stage], unit.compute_s)
+            unit.others_s = _median_without(medians, median_of[stage]) or 0.0
             verdicts += self._weigh(unit, peers_s, slowdowns)
         return verdicts
 
