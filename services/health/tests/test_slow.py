@@ -142,6 +142,35 @@ def test_all_replicas_of_a_stage_that_are_slow_together_are_named() -> None:
     assert len(over) == 2 and all(80 < step <= 80 + WITHIN for step, _ in over)
 
 
+@pytest.mark.parametrize("rank", range(4))
+@pytest.mark.parametrize("factor", [1.9, 2.2, 3.0, 8.0])
+def test_a_busy_machine_after_a_slow_rank_names_nobody_else(rank: int, factor: float) -> None:
+    """What ranks of the other stage took beside a slow one is not what they usually take."""
+    only_rank = slow(rank, factor, until=160)
+
+    def times(step: int, one: int) -> float:
+        return only_rank(step, one) * (2.0 if step >= 190 else 1.0)
+
+    findings = training(PP2_DP2).run(250, times).findings()
+    assert {one for _, one, _ in findings} == ({rank} if factor > 2.0 else set())
+
+
+def test_a_rank_that_is_slow_from_its_start_spoils_no_first_share() -> None:
+    def times(step: int, rank: int) -> float:
+        return by_stage(step, rank) * (4.0 if rank == 1 and step < 80 else 1.0 + (step >= 90))
+
+    assert {rank for _, rank, _ in training(PP2_DP2).run(150, times).findings()} == {1}
+
+
+def test_replicas_that_are_slow_together_are_named_after_one_of_another_stage_was() -> None:
+    def times(step: int, rank: int) -> float:
+        together = 3.0 if rank >= 2 and step >= 190 else 1.0
+        return slow(1, 3.0, until=160)(step, rank) * together
+
+    named = [rank for _, rank, said in training(PP2_DP2).run(250, times).findings() if "x" in said]
+    assert sorted(named) == [1, 2, 3]
+
+
 def test_a_rank_that_is_slow_most_of_the_time_is_named_too() -> None:
     def times(step: int, rank: int) -> float:
         return by_stage(step, rank) * (4.0 if rank == 1 and step % 4 and step >= SLOW_FROM else 1.0)

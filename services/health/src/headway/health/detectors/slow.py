@@ -13,8 +13,8 @@ from __future__ import annotations
 
 import bisect
 import statistics
-from collections import deque
-from collections.abc import Iterable, Sequence
+from collections import Counter, deque
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -51,6 +51,9 @@ class _Unit:
     earlier_share: deque[float] = field(default_factory=lambda: deque(maxlen=KEPT_EARLIER))
     """Its time then in that of the other stages: the same on a busy machine."""
     noted_step: int = -1
+    is_slow: bool = False
+    is_off: bool = False
+    """It is named, or takes too long for its work, however short that is."""
     changing_since: int | None = None
     """Step since which it is slow without being named, or well although it is named."""
 
@@ -61,11 +64,12 @@ class _Unit:
             return None
         return self.compute_s / statistics.median(self.earlier_s)
 
-    def note_earlier(self) -> None:
-        """Take its present time as one that is usual for it."""
+    def note_earlier(self, *, are_others_usual: bool) -> None:
+        """Take its present time as one that is usual for it, and its share in that of the others
+        if theirs is, too."""
         if self.step - self.noted_step >= COMPUTE_STEPS:
             self.earlier_s.append(self.compute_s)
-            if self.others_s:
+            if self.others_s and are_others_usual:
                 self.earlier_share.append(self.compute_s / self.others_s)
             self.noted_step = self.step
 
@@ -100,6 +104,10 @@ class SlowRanks:
             peers_s = _median_without(stages[stage], unit.compute_s)
             unit.others_s = _median_without(medians, median_of[stage]) or 0.0
             verdicts += self._weigh(unit, peers_s, slowdowns)
+        unusual = self._unusual(stages)
+        for unit in moved:
+            if not unit.is_slow:
+                unit.note_earlier(are_others_usual=unusual <= {self._stage(unit)})
         return verdicts
 
     def _read(self, views: Sequence[RankView]) -> list[_Unit]:
@@ -132,6 +140,11 @@ class SlowRanks:
             return unit.ranks[0]
         return unit.ranks[0] // (self._grid.tp * self._grid.dp)
 
+    def _unusual(self, stages: Mapping[int, Sequence[float]]) -> set[int]:
+        """The stages of which at least half the units are slow, and so their median."""
+        off = Counter(self._stage(unit) for unit in self._units.values() if unit.is_off)
+        return {stage for stage, count in off.items() if 2 * count >= len(stages[stage])}
+
     def _weigh(
         self, unit: _Unit, peers_s: float | None, slowdowns: Sequence[float]
     ) -> list[Verdict]:
@@ -139,12 +152,11 @@ class SlowRanks:
         against their own earlier time, sorted."""
         usual_s, than, factor = self._usual(unit, peers_s, slowdowns)
         ratio = unit.compute_s / usual_s if usual_s else 1.0
-        is_slow = ratio >= factor and unit.compute_s - usual_s >= self._config.slow_floor_s
-        is_well = ratio < (1 + factor) / 2
-        if not is_slow:
-            unit.note_earlier()
         is_named = self._episodes.get(_key(unit)) is not None
-        if not (is_well if is_named else is_slow):
+        is_above = unit.compute_s - usual_s >= self._config.slow_floor_s
+        unit.is_slow, unit.is_off = ratio >= factor and is_above, is_named or ratio >= factor
+        is_well = ratio < (1 + factor) / 2
+        if not (is_well if is_named else unit.is_slow):
             unit.changing_since = None
             return []
         if unit.changing_since is None:
