@@ -124,8 +124,7 @@ class Guardian:
         names = [*SERVICES, *(self._leading_services if memory.leading else ())]
         for name in names:
             self._keep(name, memory.leading, known.get(name))
-        for name, service in self.services.kept.items():
-            service.has_reported = name in memory.reported
+        self.services.recall(memory)
         for name in known.keys() - set(names):
             # adopted for a moment, so that it is asked to end like any other
             self._keep(name, -1, known[name])
@@ -380,11 +379,11 @@ class Guardian:
     # ---- what is kept and sent ----------------------------------------------------------------
     def memory(self) -> Memory:
         """What a successor of this executor needs now."""
-        reported = [name for name, service in self.services.kept.items() if service.has_reported]
         return Memory(
             epoch=self.epoch,
             leading=self.leading.epoch,
-            reported=tuple(reported),
+            reported=self.services.reported(),
+            slow_starts=self.services.slow_starts(),
             services=tuple(self.services.processes().items()),
             workers=tuple(self.workers.processes().items()),
             next_worker=self.workers.next_worker,

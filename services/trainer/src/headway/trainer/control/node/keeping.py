@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from headway.common.backoff import Backoff
 from headway.common.node.process import DEAD, ProcessId
 from headway.common.wire.messages.service import ServiceBeat
-from headway.trainer.control.node.node_events import Action, Kill, Log, StartService
+from headway.trainer.control.node.node_events import Action, Kill, Log, Memory, StartService
 
 FIRST_PAUSE_S = 0.05
 LONGEST_PAUSE_S = 5.0
@@ -44,11 +44,11 @@ class Service:
     since: float = 0.0
     beat_at: float | None = None
     has_reported: bool = False
-    """A process of this name has sent a beat; remembered over the executor's own death."""
+    """Its process has sent a beat; remembered over the executor's own death."""
     turns: int = -1
     killed_at: float = 0.0
     slow_starts: int = 0
-    """Processes in a row that were ended before their first beat."""
+    """Processes in a row that were ended before their first beat; remembered as well."""
     restarts: int = 0
     why: str = ""
     """Why its last process ended, or its start failed."""
@@ -84,9 +84,24 @@ class Services:
         self.leaving[service.process] = (name, now + LEAVE_LIMIT_S)
         return [Kill(service.process, signal.SIGTERM, f"{name} runs on another node now")]
 
+    def recall(self, memory: Memory) -> None:
+        """Take in what the executor before knew of the services that are kept."""
+        slow_starts = dict(memory.slow_starts)
+        for name, service in self.kept.items():
+            service.has_reported = (name, service.process) in memory.reported
+            service.slow_starts = slow_starts.get(name, 0)
+
     def processes(self) -> dict[str, ProcessId]:
         """Service -> its process, of those that run."""
         return {n: s.process for n, s in self.kept.items() if s.process is not None}
+
+    def reported(self) -> tuple[tuple[str, ProcessId], ...]:
+        """Those of ``processes`` that have sent a beat."""
+        return tuple((n, p) for n, p in self.processes().items() if self.kept[n].has_reported)
+
+    def slow_starts(self) -> tuple[tuple[str, int], ...]:
+        """Service -> how many of its starts in a row were too slow."""
+        return tuple((n, s.slow_starts) for n, s in self.kept.items() if s.slow_starts)
 
     def process(self, name: str) -> ProcessId | None:
         """The process of a service, if it runs."""
@@ -116,7 +131,7 @@ class Services:
             return [Kill(process, signal.SIGTERM, f"{action.name} is not wanted here any more")]
         service.status, service.process, service.since = "up", process, now
         service.started_epoch = action.epoch
-        service.beat_at, service.turns = None, -1
+        service.beat_at, service.turns, service.has_reported = None, -1, False
         return []
 
     def not_started(self, action: StartService, error: str, now: float) -> list[Action]:
@@ -171,7 +186,7 @@ class Services:
             return self._end(service, "it was stopped", now)
         silent_s = self._silence(service, now)
         if silent_s is not None:
-            service.slow_starts += service.beat_at is None
+            service.slow_starts += not service.has_reported
             return self._end(service, f"it sent no beat for {silent_s:.0f} s", now)
         if service.backoff.failures and _has_served(service, now):
             service.backoff.succeed()
@@ -181,7 +196,7 @@ class Services:
         """How long the service has been silent, once that is too long."""
         if service.beat_at is not None:
             since, limit_s = service.beat_at, self._silent_s
-        elif service.has_reported and service.restarts == 0:
+        elif service.has_reported:
             # adopted: it reported to the executor before this one, and needs only to reconnect
             since, limit_s = service.since, 2 * self._silent_s
         elif service.is_reporting:

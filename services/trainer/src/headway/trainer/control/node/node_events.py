@@ -237,8 +237,10 @@ class Memory:
     """The newest driver's; older ones are not obeyed."""
     leading: int = 0
     """The epoch that this node claimed for its own driver, 0 for none."""
-    reported: tuple[str, ...] = ()
-    """Services that have sent a beat."""
+    reported: tuple[tuple[str, ProcessId], ...] = ()
+    """Services whose process has sent a beat."""
+    slow_starts: tuple[tuple[str, int], ...] = ()
+    """Service -> its starts in a row that were too slow, each of which doubles its next limit."""
     services: tuple[tuple[str, ProcessId], ...] = ()
     workers: tuple[tuple[str, ProcessId], ...] = ()
     next_worker: int = 0

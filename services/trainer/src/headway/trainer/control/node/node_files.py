@@ -48,7 +48,8 @@ class MemoryFiles:
         return Memory(
             epoch=_number(state, "epoch"),
             leading=_number(state, "leading"),
-            reported=tuple(str(name) for name in state.get("reported", ())),
+            reported=_processes(state.get("reported")),
+            slow_starts=_counts(state.get("slow_starts")),
             services=_processes(children),
             workers=_processes(workers.get("workers")),
             next_worker=_number(workers, "next"),
@@ -63,7 +64,8 @@ class MemoryFiles:
         facts = {
             "epoch": memory.epoch,
             "leading": memory.leading,
-            "reported": list(memory.reported),
+            "reported": {n: [p.pid, p.start_ticks] for n, p in memory.reported},
+            "slow_starts": dict(memory.slow_starts),
         }
         files = {
             "executor.json": {"incarnation": self.incarnation, **facts},
@@ -104,6 +106,11 @@ def _number(data: dict[str, Any], key: str) -> int:
 def _processes(data: Any) -> tuple[tuple[str, ProcessId], ...]:
     rows = data.items() if isinstance(data, dict) else ()
     return tuple((str(n), ProcessId(*p)) for n, p in rows if isinstance(p, list) and len(p) == 2)
+
+
+def _counts(data: Any) -> tuple[tuple[str, int], ...]:
+    rows = data.items() if isinstance(data, dict) else ()
+    return tuple((str(name), count) for name, count in rows if isinstance(count, int))
 
 
 def running_services(paths: NodePaths, names: Collection[str]) -> dict[str, ProcessId]:
