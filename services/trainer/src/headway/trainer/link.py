@@ -24,6 +24,8 @@ from headway.common.wire.messages.worker import (
 )
 
 BEAT_S = 0.5
+LONGEST_GAP_S = 1.0
+"""Two beats: no more of the time between two looks at the socket counts as silence."""
 MAX_UNSTORED = 20_000
 """About 10 MB; the oldest are dropped first."""
 MAX_KEPT = 1024
@@ -46,9 +48,25 @@ class WorkerStatus:
     memory_predicted: int = 0
 
 
+class Silence:
+    """How long the executor has sent nothing while this process ran and could receive it.
+
+    A frozen process wakes up with the beats of its executor still on their way to the socket.
+    """
+
+    def __init__(self, now: float) -> None:
+        self._looked_at, self._silent_s = now, 0.0
+
+    def look(self, now: float, *, has_heard: bool) -> float:
+        """Take in one look at the socket; returns the seconds of silence."""
+        gap_s = min(now - self._looked_at, LONGEST_GAP_S)
+        self._looked_at, self._silent_s = now, 0.0 if has_heard else self._silent_s + gap_s
+        return self._silent_s
+
+
 class Link:
     """``send`` may be called from any thread; ``on_message`` runs on the link's own
-    thread and must not block.
+    thread and must not block, as does ``on_silence``, which gets the seconds of ``Silence``.
 
     The socket is a DEALER over ``ipc``; it reconnects to a restarted executor automatically. Beats
     sent meanwhile are dropped, since the next one replaces them; everything else is queued here, at
@@ -120,23 +138,24 @@ class Link:
         poller = zmq.Poller()
         poller.register(client.socket, zmq.POLLIN)
         poller.register(self._wake, zmq.POLLIN)
-        beat_at = time.monotonic()
+        silence = Silence(time.monotonic())
         next_beat = 0.0
         while not self._closed.is_set():
             now = time.monotonic()
             if now >= next_beat:
                 client.notify(self._beat())
                 next_beat = now + BEAT_S
-                self._on_silence(now - beat_at)
             ready = dict(poller.poll(max(1, int(1000 * (next_beat - now)))))
             if self._wake in ready:
                 os.eventfd_read(self._wake)
-            for message in client.receive() if client.socket in ready else ():
-                beat_at = time.monotonic()
+            messages = client.receive() if client.socket in ready else []
+            for message in messages:
                 if isinstance(message, Acknowledged):
                     self._acknowledged(message)
                 else:
                     self._on_message(message)
+            # only now: what arrived meanwhile, such as an assignment, ends the silence
+            self._on_silence(silence.look(time.monotonic(), has_heard=bool(messages)))
             self._flush(client)
         self._flush(client)
         client.socket.setsockopt(zmq.LINGER, 500)
