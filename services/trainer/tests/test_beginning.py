@@ -5,11 +5,12 @@ from __future__ import annotations
 import threading
 import time
 from pathlib import Path
+from typing import Literal
 
 import pytest
 from headway.common.wire.messages.worker import Steer
 from headway.launch.lease import SupersededError
-from headway.trainer.config import LaunchConfig, ParallelConfig, RunConfig
+from headway.trainer.config import LaunchConfig, ParallelConfig, RunConfig, TrainConfig
 from headway.trainer.control.beginning import begin, is_of_plan
 from headway.trainer.control.journal import Journal
 
@@ -46,6 +47,16 @@ def test_other_nodes_of_a_larger_cluster_are_not_the_runs(
     journal.close()
     assert start.nodes == nodes
     assert start.rank_nodes == ({0: 0, 1: 7} if is_joined else {0: 0, 1: 1})
+
+
+@pytest.mark.parametrize(("device", "is_on_gloo"), [("cpu", True), ("gpu", False)])
+def test_the_driver_knows_whether_collectives_end_by_themselves(
+    tmp_path: Path, device: Literal["cpu", "gpu"], is_on_gloo: bool
+) -> None:
+    journal = Journal(tmp_path / "run.sqlite", epoch=1)
+    config = RunConfig(train=TrainConfig(device=device))
+    assert begin(config, "0123abcd", 1, 1, journal).is_on_gloo == is_on_gloo
+    journal.close()
 
 
 def test_nothing_is_added_to_what_a_new_driver_has_read(tmp_path: Path) -> None:

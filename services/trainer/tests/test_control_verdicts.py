@@ -306,6 +306,16 @@ def test_the_limit_to_act_is_the_median_of_the_runs_recoveries() -> None:
     assert _taken(hand.send(held)).startswith("replaced")
 
 
+def test_over_gloo_the_limit_to_act_is_reached_before_a_collective_ends() -> None:
+    memory = Memory(recoveries=(90.0,))
+    for is_on_gloo, limit_s in ((True, LIMITS.group_timeout_s / 2), (False, 60.0)):
+        hand = Hand(limits=SLOW, memory=memory, is_on_gloo=is_on_gloo).run()
+        held = _verdict("kill_worker", pid=100, generation=0, silence_s=limit_s - 0.1)
+        assert _taken(hand.send(held)) == ""
+        hand.wait(0.2)
+        assert _taken(hand.send(held)).startswith("replaced")
+
+
 def test_a_recovery_is_measured_from_its_fence_to_the_step_of_all_ranks() -> None:
     hand = Hand().run()
     hand.send(hand.left(1, "peer"))

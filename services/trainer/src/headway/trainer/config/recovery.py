@@ -94,8 +94,9 @@ class RecoveryConfig:
     hang_act_s: float = 0.0
     """A hang that may still pass is ended after this long; 0: from the measured cost of a recovery,
     the median of the run's newest, at first 10 s, at most ``join_timeout_s``. A process that is
-    stopped or does not run at all is ended as soon as it is named. Below ``group_timeout_s`` with
-    ``train.device = "cpu"``, as gloo ends a collective there."""
+    stopped or does not run at all is ended as soon as it is named. With ``train.device = "cpu"``
+    it must be below ``group_timeout_s``, where gloo ends a collective, and 0 means at most half of
+    that."""
     max_crashes: int = 5
     """Equal failures at one step before the run fails and reports the cause."""
     max_node_failures: int = 3

@@ -60,6 +60,7 @@ def begin(
         former=former,
         former_silent_s=former_silent_s,
         snapshot_every=config.ckpt.snapshot_every,
+        is_on_gloo=config.train.device == "cpu",
     )
 
 

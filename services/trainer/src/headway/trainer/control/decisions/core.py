@@ -46,6 +46,7 @@ class Core:
 
     def __init__(self, start: Start, limits: RecoveryConfig, now: float) -> None:
         self.run_id, self.epoch, self.limits = start.run_id, start.epoch, limits
+        self.is_on_gloo = start.is_on_gloo
         memory = start.memory
         self.clock = Clock(now)
         self.effects = Effects(self.clock)

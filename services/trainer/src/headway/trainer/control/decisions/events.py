@@ -290,6 +290,8 @@ class Start:
     """How long ago that was, at least."""
     snapshot_every: int = 1
     """Steps between two snapshots in memory."""
+    is_on_gloo: bool = False
+    """The ranks communicate over gloo, which ends a collective at ``group_timeout_s`` itself."""
 
 
 Action = (

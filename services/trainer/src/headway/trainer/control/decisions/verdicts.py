@@ -36,6 +36,7 @@ class Verdicts:
 
     A hang that may still pass is acted on once it has lasted for ``recovery.hang_act_s``, by
     default as long as a recovery takes: then it costs at most twice the least that it could have.
+    Over gloo that must come before the collective ends by itself, after which no hang is left.
     """
 
     def __init__(self) -> None:
@@ -109,8 +110,7 @@ class Verdicts:
         since = self._hung_since.setdefault(verdict.id, now - verdict.silence_s)
         while len(self._hung_since) > MAX_HANGS:
             del self._hung_since[next(iter(self._hung_since))]
-        limits = core.limits
-        limit_s = limits.hang_act_s or min(core.cost.usual_s, limits.join_timeout_s)
+        limit_s = core.limits.hang_act_s or _automatic_s(core)
         core.hang = f"{who} after {limit_s:.0f} s without progress, {now - since:.0f} s so far"
         core.hang_shown_until = now + HANG_SHOWN_S
         return now - since < limit_s
@@ -159,6 +159,13 @@ class Verdicts:
                 self._restarts[key] = (pid, reason, core.clock.now, times + 1)
                 actions.append(_restart_order(core, number, service, pid, reason))
         return actions
+
+
+def _automatic_s(core: Core) -> float:
+    """How long a hang may last without ``recovery.hang_act_s``."""
+    limits = core.limits
+    most_s = limits.group_timeout_s / 2 if core.is_on_gloo else limits.join_timeout_s
+    return min(core.cost.usual_s, most_s)
 
 
 def _restart_order(core: Core, node: int, service: str, pid: int, reason: str) -> Send:
