@@ -38,6 +38,29 @@ for line in sys.stdin:
     os.waitpid(pid, 0)
     print(0, flush=True)
 """
+ASKED_TO_END = """
+import contextlib, os, signal, sys, time
+from headway.trainer.control import faults
+
+def ask():
+    os.kill(os.getpid(), signal.SIGTERM)
+    time.sleep(0)
+
+class Last:
+    def __del__(self):
+        ask()
+
+@contextlib.contextmanager
+def effect(*_):
+    try:
+        yield Last if sys.argv[1] == "destructor" else lambda: None
+    finally:
+        ask()
+        print("undone", flush=True)
+
+faults.effect = effect
+faults.main(["freeze", "60" if sys.argv[1] == "destructor" else "0.1", "."])
+"""
 Start = Callable[[str], tuple[ProcessId, subprocess.Popen[str]]]
 
 
@@ -355,3 +378,15 @@ def test_a_holder_is_no_process_of_the_run(
     wait_until(ended(holder), what="the holder has ended")
     assert os.waitpid(holder.pid, 0)[1] == 0
     assert faults.ENV_FAULT not in os.environ
+
+
+@pytest.mark.parametrize("moment", ["destructor", "undoing"])
+def test_a_fault_is_undone_whenever_its_holder_is_asked_to_end(moment: str) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", ASKED_TO_END, moment],
+        capture_output=True,
+        text=True,
+        timeout=40.0,
+        check=False,
+    )
+    assert (done.returncode, done.stdout) == (0, "undone\n"), done.stderr

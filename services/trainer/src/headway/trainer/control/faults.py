@@ -248,18 +248,32 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("run_dir", type=Path)
     parser.add_argument("processes", nargs="*", metavar="PID:START_TICKS")
     options = parser.parse_args(argv)
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
+    asked = _End()
+    signal.signal(signal.SIGTERM, asked)
     cgroups.undo_abandoned()
     pairs = [word.split(":") for word in options.processes]
     processes = [ProcessId(int(pid), int(ticks)) for pid, ticks in pairs]
     with effect(options.fault, processes, RunDir(options.run_dir)) as tick:
         end = time.monotonic() + options.seconds
-        while time.monotonic() < end:
+        while time.monotonic() < end and not asked.to_end:
             if processes and not any(process.alive() for process in processes):
                 break
             tick()
             time.sleep(HOLD_TICK_S)
+        asked.to_end = True
     return 0
+
+
+class _End:
+    """Ends the holder at once, or at its next turn if what it raises is lost, as in a destructor.
+    Once the fault is being undone, nothing interrupts that."""
+
+    to_end = False
+
+    def __call__(self, *_: object) -> None:
+        if not self.to_end:
+            self.to_end = True
+            sys.exit(0)
 
 
 if __name__ == "__main__":
