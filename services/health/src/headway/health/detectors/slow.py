@@ -27,7 +27,7 @@ from headway.health.policy import SLOW_ADVICE
 from headway.health.sources.flight import COMPUTE_STEPS
 
 LOOK_S: Final = 1.0
-"""How often the times are compared: 12,288 ranks take 10 to 70 ms."""
+"""How often the times are compared: 12,288 ranks take 10 to 150 ms."""
 LEAST_EARLIER: Final = 3
 """Own earlier times that are needed before a rank is held against them."""
 KEPT_EARLIER: Final = 16
