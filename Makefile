@@ -8,7 +8,7 @@ CONFIG ?= examples/tiny.toml
 TARGET ?= local
 NODES ?= 3
 TIMES ?= 1
-JOBS ?= 2
+JOBS ?= 3
 SRC := $(wildcard libs/*/src services/*/src console/src)
 INSTALL := VENV="$(VENV)" PYTHON="$(PYTHON)" TORCH="$(TORCH)" infra/setup/setup.sh
 export OMP_NUM_THREADS ?= 1
@@ -44,7 +44,7 @@ lab: setup-lab ## JupyterLab with the notebooks
 	@install -D -m 644 infra/setup/lab_page_config.json "$(VENV)/etc/jupyter/labconfig/page_config.json"
 	"$(BIN)/jupyter" lab notebooks $(if $(filter 0,$(shell id -u)),--allow-root) $(ARGS)
 
-test: setup-test ## every test but the slow ones of `make fuzz`; JOBS=2 files at a time
+test: setup-test ## every test but the slow ones of `make fuzz`; JOBS=3 files at a time
 	@mkdir -p .pytest_cache
 	"$(PY)" -m pytest -q -m "not slow" -n $(JOBS) --dist loadfile --no-loadscope-reorder --durations=10 $(ARGS); \
 	    code=$$?; echo $$code > .pytest_cache/exit; exit $$code

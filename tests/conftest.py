@@ -55,6 +55,15 @@ TWO_RANKS = (
     "train.global_batch_size=4",
 )
 
+TWO_NODES = (
+    "parallel.tp=1",
+    "parallel.pp=2",
+    "parallel.dp=1",
+    "launch.nodes=2",
+    "launch.ranks_per_node=1",
+    "train.global_batch_size=4",
+)
+
 
 def wait_until(condition: Callable[[], Any], what: str, limit_s: float = LIMIT_S) -> Any:
     """Poll until ``condition`` gives something true and return it;
@@ -99,7 +108,7 @@ def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
 class Machine:
     """Runs the ``headway`` command where nothing else can be seen, and looks at what it leaves."""
 
-    two_ranks = TWO_RANKS
+    two_ranks, two_nodes = TWO_RANKS, TWO_NODES
     wait_until = staticmethod(wait_until)
 
     def __init__(self, folder: Path, corpus: Path, cache: Path) -> None:
@@ -160,6 +169,25 @@ class Machine:
     @property
     def output(self) -> Path:
         return self.folder / "output.txt"
+
+    def launch(self, name: str, *groups: Sequence[str] | str) -> Run:
+        """Start a run of very many steps in the background."""
+        settings = self.settings("train.steps=1000000", *groups)
+        command = ("run", "examples/tiny.toml", "--name", name, "--detach")
+        self.headway(*command, "--runs-dir", self.runs, *settings)
+        return Run(self.runs / name)
+
+    def stepping(self, name: str, beyond: int = 0, *, generation: int = 0) -> dict[str, Any]:
+        """The status once this generation or a later one runs, has made more than ``beyond`` steps
+        of the run, and no node is in trouble."""
+
+        def found() -> dict[str, Any]:
+            status = self.status(name)
+            is_well = status.get("phase") == "running" and not status["troubles"]
+            is_new = is_well and status["generation"] >= generation and status["step"] > beyond
+            return status if is_new else {}
+
+        return dict(self.wait_until(found, f"step {beyond + 1} in generation {generation}"))
 
     def status(self, name: str) -> dict[str, Any]:
         """The driver's part of ``headway status --json``; empty while no driver answers. A command

@@ -62,10 +62,17 @@ def test_pause_a_learning_rate_and_resume_are_applied(stage: Any) -> None:
     console.wait("d.paused === 'false' && Number(d.lr) === 5e-4")
 
 
+def _open_recovery(console: Any) -> Any:
+    """Unfold what the first recovery cost; returns its element."""
+    entry = console.root.locator(".recoveries details").first
+    if entry.get_attribute("open") is None:
+        entry.locator("summary").click()
+    return entry
+
+
 def test_a_killed_rank_is_named_with_what_its_recovery_cost(recovered: Any) -> None:
     console = recovered.console
-    entry = console.root.locator(".recoveries details").first
-    entry.locator("summary").click()
+    entry = _open_recovery(console)
     assert "rank 1" in entry.locator("summary").inner_text()
     cost = entry.locator("p").inner_text()
     assert "until all ranks stepped" in cost and "repeated" in cost and "from memory" in cost
@@ -76,10 +83,7 @@ def test_a_killed_rank_is_named_with_what_its_recovery_cost(recovered: Any) -> N
 
 def test_a_window_that_was_chosen_stays_where_it_is(recovered: Any) -> None:
     console = recovered.console
-    entry = console.root.locator(".recoveries details").first
-    if not entry.get_attribute("open") is not None:
-        entry.locator("summary").click()
-    entry.locator("button").click()
+    _open_recovery(console).locator("button").click()
     console.wait("d.follows === 'false'")
     window = console.get("from"), console.get("to")
     assert window[0] < window[1]
@@ -160,10 +164,12 @@ def test_text_stands_out_from_its_background(quiet: Any, theme: Theme) -> None:
     asked = contrasts(console.page)
     assert min(ratio for text, ratio in asked.items() if "abc" in text) >= LEAST_CONTRAST
     assert min(ratio for text, ratio in asked.items() if "press again" in text) >= LEAST_CONTRAST
+    console.wait_text("stop", "stop")  # another press before would stop the run
 
 
 def test_every_control_is_reached_by_tab(quiet: Any) -> None:
     console, page = quiet.console, quiet.console.page
+    _open_recovery(console)
     console.open_drills()
     console.choose_rank(1)
     console.root.locator("button", has_text="follow").focus()

@@ -12,17 +12,6 @@ import pytest
 from headway.common.node.process import ProcessId
 
 NAME = "changed"
-SHAPE = (
-    "parallel.tp=1",
-    "parallel.pp=1",
-    "parallel.dp=2",
-    "launch.nodes=2",
-    "launch.ranks_per_node=1",
-    "launch.spares=0",
-    "launch.standbys=0",
-    "train.global_batch_size=4",
-    "train.steps=1000000",
-)
 
 
 @pytest.mark.slow
@@ -32,12 +21,9 @@ def test_a_worker_of_changed_source_gets_no_rank_until_the_old_one_is_back(machi
     copy = machine.folder / "src" / "headway" / "trainer"
     shutil.copytree(Path(headway.trainer.__file__).parent, copy)
     machine.env["PYTHONPATH"] = str(copy.parents[1])
-    machine.headway(
-        "run", "examples/tiny.toml", "--name", NAME, "--detach", "--runs-dir", machine.runs,
-        *machine.settings(SHAPE),
-    )  # fmt: skip
-    machine.wait_until(lambda: machine.status(NAME).get("step", 0) > 3, "the first steps")
-    before = machine.wait_until(lambda: machine.status(NAME), "the driver answers")
+    replicas = ("parallel.pp=1", "parallel.dp=2", "launch.spares=0", "launch.standbys=0")
+    machine.launch(NAME, machine.two_nodes, replicas)
+    before = machine.stepping(NAME, 3)
 
     module = copy / "worker.py"
     old = module.read_text()

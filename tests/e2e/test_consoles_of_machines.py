@@ -169,6 +169,7 @@ def _steer_by_a_gateway(machines: Machines) -> None:
     gateway.kill()
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_a_run_on_machines_is_steered_from_machines_without_torch(
     machines: Machines, corpus: Path, tmp_path: Path

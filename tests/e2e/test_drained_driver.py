@@ -8,17 +8,6 @@ import pytest
 from headway.console.run import Run
 
 NAME = "drained"
-SHAPE = (
-    "parallel.tp=1",
-    "parallel.pp=2",
-    "parallel.dp=1",
-    "launch.nodes=2",
-    "launch.ranks_per_node=1",
-    "launch.spares=1",
-    "train.global_batch_size=4",
-    "train.steps=1000000",
-    "ckpt.durable_every=1000000",
-)
 
 
 @pytest.mark.timeout(300)
@@ -29,9 +18,8 @@ def test_another_node_leads_with_a_monitor_of_its_own(machine: Any) -> None:
     def status() -> dict[str, Any]:
         return dict(machine.status(NAME))
 
-    headway("run", "examples/tiny.toml", "--name", NAME, "--detach", *machine.settings(SHAPE))
-    machine.wait_until(lambda: status().get("step", 0) > 0, "the first step")
-    before = status()
+    machine.launch(NAME, machine.two_nodes, "launch.spares=1", "ckpt.durable_every=1000000")
+    before = machine.stepping(NAME)
     assert "driver" in before["services"]["0"]
     headway("drain", NAME, "0")
 

@@ -8,23 +8,12 @@ from typing import Any
 
 import pytest
 from headway.ckpt_store.client import newest
-from headway.console.run import Run
 
 NAME = "evaluating"
 NOTICE_S = 3
 LONG = "train.eval_batches=5000"
 """10 s of evaluation where a batch takes 2 ms."""
-SHAPE = (
-    "parallel.tp=1",
-    "parallel.pp=2",
-    "parallel.dp=1",
-    "launch.nodes=2",
-    "launch.ranks_per_node=1",
-    "launch.spares=1",
-    "train.global_batch_size=4",
-    "train.steps=1000000",
-    "ckpt.durable_every=1000000",
-)
+RARELY = ("launch.spares=1", "ckpt.durable_every=1000000")
 
 
 @pytest.mark.slow
@@ -33,22 +22,16 @@ def test_the_stores_write_the_newest_step_while_no_rank_can(machine: Any) -> Non
     def status() -> dict[str, Any]:
         return dict(machine.wait_until(lambda: machine.status(NAME), "the driver answers"))
 
-    def launch(*more: str) -> None:
-        settings = machine.settings(SHAPE, more)
-        machine.headway("run", "examples/tiny.toml", "--name", NAME, "--detach", *runs, *settings)
-
     runs = ("--runs-dir", machine.runs)
-    launch()
-    machine.wait_until(lambda: status()["step"] > 3, "the first steps")
+    run = machine.launch(NAME, machine.two_nodes, RARELY)
+    machine.stepping(NAME, 3)
     machine.headway("stop", NAME, *runs)
     first = newest(machine.runs / NAME / "checkpoints")
     assert first is not None
-    launch(LONG)  # a run evaluates before its first step only
-    machine.wait_until(lambda: status()["step"] > first.step + 3, "further steps")
+    machine.launch(NAME, machine.two_nodes, RARELY, LONG)  # it evaluates before its first step only
     machine.wait_until(lambda: status()["nodes"]["2"] == "spare", "the spare")
-    machine.wait_until(lambda: not status()["troubles"], "the spare is ready")
+    machine.stepping(NAME, first.step + 3)
     assert newest(machine.runs / NAME / "checkpoints") == first
-    run = Run(machine.runs / NAME)
     known = len(run.evaluations())
     machine.headway("evaluate", NAME, "--no-wait", *runs)
     machine.wait_until(lambda: _stands(status), "the ranks evaluate")

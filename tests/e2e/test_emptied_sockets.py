@@ -16,10 +16,7 @@ NAME = "emptied"
 @pytest.mark.timeout(300)
 def test_a_rank_that_dies_is_replaced_twice_though_all_sockets_were_removed(machine: Any) -> None:
     """The second replacement was forked, and has connected, after the removal."""
-    machine.headway(
-        "run", "examples/tiny.toml", "--name", NAME, "--detach", "--runs-dir", machine.runs,
-        *machine.settings(machine.two_ranks, "train.steps=1000000"),
-    )  # fmt: skip
+    machine.launch(NAME, machine.two_ranks)
     before = _stepping(machine, 0)
     shutil.rmtree(machine.sock_root / machine.run_id(NAME))
     after = before
@@ -36,11 +33,5 @@ def test_a_rank_that_dies_is_replaced_twice_though_all_sockets_were_removed(mach
 
 def _stepping(machine: Any, generation: int) -> dict[str, Any]:
     """The status once this generation makes steps and has all that belongs to it."""
-
-    def found() -> dict[str, Any]:
-        status = machine.status(NAME)
-        is_new = status.get("generation", -1) >= generation and not status["troubles"]
-        return dict(status) if is_new and status["phase"] == "running" else {}
-
-    step = machine.wait_until(found, f"generation {generation}")["step"]
-    return dict(machine.wait_until(lambda: (s := found()) and s["step"] > step and s, "a step"))
+    step = machine.stepping(NAME, generation=generation)["step"]
+    return dict(machine.stepping(NAME, step, generation=generation))

@@ -28,11 +28,8 @@ GARBAGE = (
 @pytest.mark.timeout(300)
 def test_who_scans_the_ports_of_a_run_costs_it_no_process_and_no_generation(machine: Any) -> None:
     """And a rank that dies meanwhile is replaced beside the connections that stay open."""
-    machine.headway(
-        "run", "examples/tiny.toml", "--name", NAME, "--detach", "--runs-dir", machine.runs,
-        *machine.settings(machine.two_ranks, "train.steps=1000000"),
-    )  # fmt: skip
-    before = _steps_beyond(machine, 3)
+    machine.launch(NAME, machine.two_ranks)
+    before = machine.stepping(NAME, 3)
     ports, known = machine.ports(), set(machine.processes())
     assert len(ports) >= 6, "executor, driver, monitor, the store of a generation, gloo's of ranks"
     for port in ports:
@@ -42,7 +39,7 @@ def test_who_scans_the_ports_of_a_run_costs_it_no_process_and_no_generation(mach
     with contextlib.ExitStack() as stack:
         for port in ports:
             stack.enter_context(strangers(f"tcp://127.0.0.1:{port}", HELD))
-        after = _steps_beyond(machine, _steps_beyond(machine, 0)["step"] + 30)
+        after = machine.stepping(NAME, machine.stepping(NAME)["step"] + 30)
         assert known <= set(machine.processes())
         assert _parts(after) == _parts(before)
         assert len(machine.events(NAME, "generation")) == 1
@@ -50,7 +47,7 @@ def test_who_scans_the_ports_of_a_run_costs_it_no_process_and_no_generation(mach
         victim = ProcessId.of(after["ranks"][1]["pid"])
         assert victim is not None and victim.kill(signal.SIGKILL)
         machine.wait_until(lambda: len(machine.events(NAME, "generation")) == 2, "a recovery")
-        again = _steps_beyond(machine, after["step"] + 5)
+        again = machine.stepping(NAME, after["step"] + 5)
         assert again["generation"] == 1
         assert again["ranks"][0]["pid"] == after["ranks"][0]["pid"]
     machine.headway("stop", NAME, "--runs-dir", machine.runs)
@@ -66,15 +63,6 @@ def _send(port: int, content: bytes) -> None:
         stranger.settimeout(0.2)
         stranger.sendall(content)
         stranger.recv(64)
-
-
-def _steps_beyond(machine: Any, step: int) -> dict[str, Any]:
-    def found() -> dict[str, Any]:
-        status = machine.status(NAME)
-        is_beyond = status.get("phase") == "running" and status["step"] > step
-        return dict(status) if is_beyond else {}
-
-    return dict(machine.wait_until(found, f"a step beyond {step}"))
 
 
 def _parts(status: dict[str, Any]) -> tuple[Any, ...]:

@@ -105,6 +105,7 @@ def test_a_run_trains_on_steps_and_gives_the_machines_back(
     assert "step 20" in done.stdout, done.stdout
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_nodes_that_die_are_replaced_by_a_spare_and_then_by_further_jobs(
     machines: Machines, corpus: Path, tmp_path: Path

@@ -49,6 +49,7 @@ def _ours(node: Node) -> list[str]:
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_a_run_over_ssh_outlives_the_machine_of_its_driver_and_resumes(
     machines: Machines, corpus: Path
@@ -69,6 +70,16 @@ def test_a_run_over_ssh_outlives_the_machine_of_its_driver_and_resumes(
     resumed = until(machines, "a", lambda s: is_stepping(s, stopped_at), "it does not resume")
     assert first_step(machines, "a", resumed["generation"]) >= stopped_at, "it has begun anew"
     _stop(machines, "a")
+
+
+@pytest.mark.timeout(300)
+def test_a_run_over_ssh_trains_to_its_end_and_leaves_nothing(
+    machines: Machines, corpus: Path
+) -> None:
+    options = machines.options((*MODEL, f"data.path={corpus}", "train.steps=20"))
+    done = machines.headway("run", TINY, "--name", "c", *options, timeout_s=LIMIT_S)
+    assert "run c: finished after step 20/20" in done.stdout
+    assert not [one for node in machines.bed.nodes for one in _left_on(machines, node)]
 
 
 def _stop(machines: Machines, name: str) -> None:
