@@ -132,6 +132,13 @@ def rows_of(out: Path) -> list[dict[str, Any]]:
     return found
 
 
+def _written(out: Path, losses: int) -> list[dict[str, Any]]:
+    """``rows_of`` once there are so many losses, or after 20 s: wandb's own process may write the
+    end of a file a moment after the session has ended."""
+    wait_until(lambda: sum(LOSS in row for row in rows_of(out)) >= losses, 20.0)
+    return rows_of(out)
+
+
 def test_a_resumed_offline_run_keeps_its_id_and_repeats_no_step(fake: FakeRun) -> None:
     fake.advance(3)
     for _ in range(2):
@@ -142,9 +149,7 @@ def test_a_resumed_offline_run_keeps_its_id_and_repeats_no_step(fake: FakeRun) -
             fake.advance(1)
     files = list(out.glob("wandb/offline-run-*/*.wandb"))
     assert [path.name for path in files] == 2 * [f"run-{fake.folder.run_id}.wandb"]
-    # wandb's own process may write the end of a file a moment after the session has ended
-    wait_until(lambda: len([row for row in rows_of(out) if LOSS in row]) >= 5, 20.0)
-    rows = rows_of(out)
+    rows = _written(out, 5)
     assert [row["step"] for row in rows if LOSS in row] == [1, 2, 3, 3, 4]
     assert [row["step"] for row in rows if "run/rewound_to" in row] == [3]
     assert [row["_step"] for row in rows] == list(range(len(rows)))
@@ -163,7 +168,7 @@ def test_a_killed_follower_loses_no_row_for_wandb(fake: FakeRun) -> None:
     with exporting(fake.run, "wandb") as exported:
         out = exported.update().out
 
-    rows = rows_of(out)
+    rows = _written(out, 5)
     assert [row["step"] for row in rows if LOSS in row] == [1, 2, 3, 4, 5]
     assert [row["_step"] for row in rows] == list(range(len(rows)))
 
