@@ -35,6 +35,7 @@ from headway.launch.cluster import ClusterFolder
 from headway.launch.local import LocalEngine
 from headway.testkit.trainer.lone_driver import LoneDriver
 from headway.trainer.config import RunConfig
+from headway.trainer.control import fault_effects as effects
 
 NODE = 1  # a spare: it keeps services, and leads only when nobody else does
 PTRACE_SEIZE, PTRACE_INTERRUPT = 0x4206, 0x4207
@@ -148,6 +149,23 @@ def test_a_successor_adopts_services_and_goes_on_with_a_higher_incarnation(bench
     wait_until(lambda: bench.newest().incarnation > before.incarnation, what="a successor")
     services = bench.newest().services or {}
     assert (services["dataloader"], services["ckpt_store"]) == (dataloader.pid, store.pid)
+
+
+def test_a_successor_starts_while_the_disk_is_full(tmp_path: Path) -> None:
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "size=8m", "none", str(disk)]
+    if subprocess.run(mount, capture_output=True, check=False).returncode:
+        pytest.skip("a tmpfs cannot be mounted here (needs root)")
+    try:
+        with made_bench(disk) as bench, effects.filled(disk):
+            old, before = bench.executor, bench.newest()
+            old.kill()
+            wait_until(lambda: not old.alive(), what="its end")
+            bench.engine.start_node(NODE)
+            wait_until(lambda: bench.newest().incarnation > before.incarnation, what="a successor")
+    finally:
+        subprocess.run(["umount", "-l", str(disk)], check=True)
 
 
 def test_an_executor_that_hangs_is_replaced_and_its_predecessors_services_stay(

@@ -117,7 +117,8 @@ class Executor:
         carried = self.cluster.read(f"nodes/{self.node}.run")
         if carried is not None:
             is_fresh = bool(carried.pop("is_fresh", False))
-            self.cluster.write(f"nodes/{self.node}.run", carried)  # a successor finds it begun
+            if is_fresh:  # for its successor, which may start on a full disk and writes nothing
+                self.cluster.write(f"nodes/{self.node}.run", carried)
             self._carry(Path(str(carried["run_dir"])), is_fresh=is_fresh)
         log.info("executor is up", node=self.node, endpoint=self._server.endpoint)
         code = self._service.run()
