@@ -95,8 +95,7 @@ def test_strangers_who_take_every_descriptor_leave_some_for_files() -> None:
         with Client(flooded.endpoint) as friend, strangers(flooded.endpoint, 1000):
             friend.call(Ping(), Pong)
             was_shut = 0
-            while not flooded.look()[1]:
-                pass
+            assert wait_until(lambda: flooded.look()[1], LIMIT_S), "descriptors were left"
             while was_shut < 60:  # 3 of the 4 s for which it is shut
                 opened, is_shut = flooded.look()
                 assert opened and is_shut

@@ -12,7 +12,11 @@ AGAIN_S = 0.2
 
 @contextlib.contextmanager
 def strangers(endpoint: str, number: int) -> Iterator[None]:
-    """So many connections at a time while the ``with`` lasts; one that is closed is made anew."""
+    """So many connections at a time while the ``with`` lasts; one that is closed is made anew.
+
+    So is one that is not established soon: of many at once the server's backlog takes some, and
+    the kernel would try the others again after seconds only.
+    """
     host, _, port = endpoint.removeprefix("tcp://").rpartition(":")
     has_ended = threading.Event()
 
@@ -26,7 +30,7 @@ def strangers(endpoint: str, number: int) -> Iterator[None]:
         held = [connect() for _ in range(number)]
         while not has_ended.wait(AGAIN_S):
             for index, one in enumerate(held):
-                if _is_closed(one):
+                if _is_closed(one) or not _is_established(one):
                     one.close()
                     held[index] = connect()
         for one in held:
@@ -49,4 +53,12 @@ def _is_closed(one: socket.socket) -> bool:
         return False
     except OSError:
         return True
+    return True
+
+
+def _is_established(one: socket.socket) -> bool:
+    try:
+        one.getpeername()
+    except OSError:
+        return False
     return True
