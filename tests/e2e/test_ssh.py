@@ -79,12 +79,16 @@ def test_a_run_over_ssh_trains_to_its_end_and_leaves_nothing(
     options = machines.options((*MODEL, f"data.path={corpus}", "train.steps=20"))
     done = machines.headway("run", TINY, "--name", "c", *options, timeout_s=LIMIT_S)
     assert "run c: finished after step 20/20" in done.stdout
-    assert not [one for node in machines.bed.nodes for one in _left_on(machines, node)]
+    _wait_until_empty(machines)
 
 
 def _stop(machines: Machines, name: str) -> None:
     """With a checkpoint; returns once nothing of the run is left on any machine."""
     machines.headway("stop", name)
+    _wait_until_empty(machines)
+
+
+def _wait_until_empty(machines: Machines) -> None:
     deadline = time.monotonic() + LIMIT_S
     while left := [line for node in machines.bed.nodes for line in _left_on(machines, node)]:
         assert time.monotonic() < deadline, left

@@ -51,9 +51,9 @@ class Executor:
 
 
 @contextlib.contextmanager
-def linked(endpoint: str, heard: list[Message], silences: list[float]) -> Iterator[None]:
+def linked(endpoint: str, received: list[Message], silences: list[float]) -> Iterator[None]:
     beat = WorkerBeat(worker="n0w0", pid=1, start_ticks=1, status="idle")
-    made = Link(endpoint, "n0w0", lambda: beat, heard.append, silences.append)
+    made = Link(endpoint, "n0w0", lambda: beat, received.append, silences.append)
     try:
         yield
     finally:
@@ -83,19 +83,19 @@ def test_a_worker_that_was_frozen_does_not_take_its_executor_for_silent(
     clock: list[float], tmp_path: Path
 ) -> None:
     executor = Executor(tmp_path)
-    heard: list[Message] = []
+    received: list[Message] = []
     silences: list[float] = []
     try:
-        with linked(executor.endpoint, heard, silences):
+        with linked(executor.endpoint, received, silences):
             for stall in range(3):
                 wait_for_more(lambda: executor.num_beats)
                 executor.aborts.append(Abort(generation=stall))
                 clock[0] += 3 * LIMIT_S
                 wait_for_more(lambda: executor.num_beats)
-                wait_for_more(lambda: len(heard), than=stall)
+                wait_for_more(lambda: len(received), than=stall)
     finally:
         executor.close()
-    assert heard == [Abort(generation=stall) for stall in range(3)]
+    assert received == [Abort(generation=stall) for stall in range(3)]
     assert max(silences) < LIMIT_S
 
 
@@ -111,7 +111,7 @@ def test_an_executor_that_is_gone_is_silent_even_for_a_worker_that_stalls(
 
 def test_silence_counts_no_gap_in_full_and_ends_with_a_message() -> None:
     silence = Silence(100.0)
-    assert silence.look(100.5, has_heard=False) == 0.5
-    assert silence.look(160.0, has_heard=False) == 0.5 + LONGEST_GAP_S
-    assert silence.look(160.5, has_heard=True) == 0.0
-    assert silence.look(161.0, has_heard=False) == 0.5
+    assert silence.look(100.5, has_received=False) == 0.5
+    assert silence.look(160.0, has_received=False) == 0.5 + LONGEST_GAP_S
+    assert silence.look(160.5, has_received=True) == 0.0
+    assert silence.look(161.0, has_received=False) == 0.5

@@ -57,10 +57,10 @@ class Silence:
     def __init__(self, now: float) -> None:
         self._looked_at, self._silent_s = now, 0.0
 
-    def look(self, now: float, *, has_heard: bool) -> float:
+    def look(self, now: float, *, has_received: bool) -> float:
         """Take in one look at the socket; returns the seconds of silence."""
         gap_s = min(now - self._looked_at, LONGEST_GAP_S)
-        self._looked_at, self._silent_s = now, 0.0 if has_heard else self._silent_s + gap_s
+        self._looked_at, self._silent_s = now, 0.0 if has_received else self._silent_s + gap_s
         return self._silent_s
 
 
@@ -155,7 +155,7 @@ class Link:
                 else:
                     self._on_message(message)
             # only now: what arrived meanwhile, such as an assignment, ends the silence
-            self._on_silence(silence.look(time.monotonic(), has_heard=bool(messages)))
+            self._on_silence(silence.look(time.monotonic(), has_received=bool(messages)))
             self._flush(client)
         self._flush(client)
         client.socket.setsockopt(zmq.LINGER, 500)
