@@ -50,7 +50,7 @@ test: setup-test ## every test but the slow ones of `make fuzz`; JOBS=3 files at
 	    code=$$?; echo $$code > .pytest_cache/exit; exit $$code
 
 check: lint types ## format, lint, types and the fast tests
-	"$(PY)" -m pytest -q -m "not slow" libs services/trainer/tests/test_control_state.py \
+	"$(PY)" -m pytest -q -m "not slow" libs services/controller/tests/decisions/test_state.py \
 	    tests/house $(ARGS)
 
 lint: setup-test ## check format and lint with ruff

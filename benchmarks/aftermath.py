@@ -12,7 +12,7 @@ from typing import Any
 
 from headway.common.errors import HeadwayError
 from headway.console.run import Run
-from headway.trainer.control import cgroups
+from headway.controller.faults import cgroups
 
 from benchmarks.drills.place import members
 from benchmarks.faults import NODE_SERVICES, Fault

@@ -11,8 +11,8 @@ from headway.common.node.process import ProcessId
 from headway.common.node.run_dir import NodePaths
 from headway.common.wire.messages.driver import Status
 from headway.console.run import Run
+from headway.controller.faults import faults
 from headway.launch.cluster import ClusterFolder
-from headway.trainer.control import faults
 
 from benchmarks.drills.place import members
 from benchmarks.faults import DAMAGE, Fault

@@ -39,10 +39,10 @@ from headway.common.wire.messages.executor import (
     ToWorker,
     WorkerBeat,
 )
+from headway.controller.executor.clock_offset import ClockOffset
 from headway.launch.cluster import ClusterFolder
-from headway.launch.lease import FileLease, Holder
+from headway.launch.lease.file import FileLease, Holder
 from headway.trainer.config import RunConfig
-from headway.trainer.control.node.clock_offset import ClockOffset
 
 from benchmarks.hardware import hardware
 
@@ -201,7 +201,7 @@ def measure(folder: Path, nodes: int, seconds: float) -> dict[str, float | int]:
     cluster = ClusterFolder.create(folder / "cluster", nodes=nodes)
     lease = FileLease(run.path)
     assert lease.claim(0) == 1
-    command = [sys.executable, "-m", "headway.trainer", "driver", "--run", str(run.path)]
+    command = [sys.executable, "-m", "headway.controller", "driver", "--run", str(run.path)]
     command += ["--cluster", str(cluster.path), "--node", "0", "--epoch", "1"]
     executors: list[Node] = []
     with (folder / "driver.log").open("wb") as log:

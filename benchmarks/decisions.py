@@ -24,8 +24,7 @@ from typing import Any
 from headway.common.wire.messages.driver import NodeBeat, Seals
 from headway.common.wire.messages.executor import WorkerBeat
 from headway.common.wire.messages.worker import Steer
-from headway.trainer.config import RecoveryConfig
-from headway.trainer.control.decisions.events import (
+from headway.controller.decisions.events import (
     BeginGeneration,
     Done,
     DurableFound,
@@ -33,7 +32,8 @@ from headway.trainer.control.decisions.events import (
     Steered,
     Tick,
 )
-from headway.trainer.control.decisions.state import RunState
+from headway.controller.decisions.state import RunState
+from headway.trainer.config import RecoveryConfig
 
 LIMIT_US = 50.0
 """Highest cost of a beat that the driver has to bear."""

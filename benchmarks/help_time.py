@@ -25,7 +25,7 @@ COMMANDS = {
     "headway": [HEADWAY],
     **{
         f"python -m headway.{name}": [sys.executable, "-m", f"headway.{name}"]
-        for name in ("dataloader", "ckpt_store", "health", "trainer")
+        for name in ("dataloader", "ckpt_store", "health", "trainer", "controller")
     },
 }
 

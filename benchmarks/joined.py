@@ -34,13 +34,13 @@ from headway.common.wire.keys import KeyPair
 from headway.common.wire.message import Message
 from headway.common.wire.messages.driver import GetStatus, Status
 from headway.common.wire.messages.executor import DriverBeat
+from headway.controller.executor.clock_offset import ClockOffset
+from headway.controller.executor.leading import Leading
+from headway.controller.executor.node_run import CALM_S
+from headway.controller.executor.node_services import NodeServices
 from headway.launch.cluster import ClusterFolder
-from headway.launch.lease import Holder, LeaseView
+from headway.launch.lease.file import Holder, LeaseView
 from headway.testkit.trainer.driver_place import JoinedPlace
-from headway.trainer.control.node.clock_offset import ClockOffset
-from headway.trainer.control.node.leading import Leading
-from headway.trainer.control.node.node_run import CALM_S
-from headway.trainer.control.node.node_services import NodeServices
 
 from benchmarks.beats import Inbox, Node, configuration, cores, turn, until_running
 from benchmarks.hardware import hardware

@@ -21,12 +21,12 @@ from typing import Any
 import torch
 from headway.common.config import from_dict
 from headway.dataloader.client import DataClient
-from headway.trainer.batches import Split
 from headway.trainer.comm.groups import Groups
 from headway.trainer.config import RunConfig
-from headway.trainer.generation import Session
-from headway.trainer.hooks import StepHooks
-from headway.trainer.rank import replica_stream
+from headway.trainer.data.batches import Split
+from headway.trainer.session.hooks import StepHooks
+from headway.trainer.session.session import Session
+from headway.trainer.worker.rank import replica_stream
 
 BASE, FACTORS = 16, (1, 2, 4)
 SAMPLES = 12_800

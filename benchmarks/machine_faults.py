@@ -341,7 +341,7 @@ def until(
 def _drivers(node: Node) -> int:
     """How many drivers the machine has."""
     commands = [_command(one.pid) for one in node.processes()]
-    return sum(words[1:3] == ["headway.trainer", "driver"] for words in commands)
+    return sum(words[1:3] == ["headway.controller", "driver"] for words in commands)
 
 
 def _names(evidence: str, node: int, other: int) -> bool:

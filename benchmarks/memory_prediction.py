@@ -110,9 +110,9 @@ def one_rank(rank: int, settings: Path) -> dict[str, Any]:
     from headway.trainer.comm.channel import Channels
     from headway.trainer.comm.groups import Groups, build
     from headway.trainer.comm.store import StoreEndpoint
-    from headway.trainer.generation import Session
-    from headway.trainer.hooks import StepHooks, StepResult
-    from headway.trainer.memory import MemoryMeter
+    from headway.trainer.session.hooks import StepHooks, StepResult
+    from headway.trainer.session.session import Session
+    from headway.trainer.worker.memory import MemoryMeter
 
     torch.set_num_threads(1)
     config = Layout(**json.loads(settings.read_text())).config

@@ -17,22 +17,23 @@ from pathlib import Path
 
 from benchmarks.mutations import ROOT, copy_of_source
 
-CONTROL = "services/trainer/src/headway/trainer/control"
+CONTROL = "services/controller/src/headway/controller"
 WIRE = "libs/common/src/headway/common/wire"
-FOLDERS = {CONTROL: "services/trainer/tests", WIRE: "libs/common/tests/wire"}
-LAST = {CONTROL: ["control_histories"], WIRE: []}
+FOLDERS = {CONTROL: "services/controller/tests", WIRE: "libs/common/tests/wire"}
+LAST = {CONTROL: ["decisions/histories"], WIRE: []}
 """Tests of no one file, which take the longest."""
 DECISIONS = "sentences state copies nodes verdicts effects scale"
+GUARDIAN = "executor/guardian executor/node_run"
 OWN_TESTS = (
     (
         f"{CONTROL}/decisions/",
-        " ".join(f"control_{name}" for name in DECISIONS.split()) + " driver",
+        " ".join(f"decisions/{name}" for name in DECISIONS.split()) + " driver/driver",
     ),
-    (f"{CONTROL}/node/outbox", "outbox"),
-    (f"{CONTROL}/node/leading", "leading guardian node_run"),
+    (f"{CONTROL}/executor/outbox", "executor/outbox"),
+    (f"{CONTROL}/executor/leading", f"executor/leading {GUARDIAN}"),
     *(
-        (f"{CONTROL}/node/{name}", "guardian leading node_run")
-        for name in ("guardian", "keeping", "worker_table", "backoff", "node_events")
+        (f"{CONTROL}/executor/{name}", f"{GUARDIAN} executor/leading")
+        for name in ("guardian", "keeping", "worker_table", "node_events")
     ),
     *((f"{WIRE}/{name}", "codec fuzz") for name in ("codec", "message")),
     (f"{WIRE}/keys", "keys curve"),
@@ -41,11 +42,10 @@ OWN_TESTS = (
     (f"{WIRE}/server", "server doomed_listener client"),
     (f"{WIRE}/endpoint", "server client curve"),
     (f"{WIRE}/", "service"),
-    *((f"{CONTROL}/{name}", "journal driver") for name in ("journal", "writer", "reports")),
-    *((f"{CONTROL}/{name}", "faults") for name in ("faults", "fault_effects", "cgroups")),
-    (f"{CONTROL}/node/executor", "executor node_run"),
-    (f"{CONTROL}/node/", "node_shell node_run executor"),
-    (f"{CONTROL}/", "driver"),
+    (f"{CONTROL}/journal/", "journal/journal driver/driver"),
+    (f"{CONTROL}/faults/", "faults/faults"),
+    (f"{CONTROL}/executor/", "executor/node_shell executor/node_run executor/executor"),
+    (f"{CONTROL}/", "driver/driver"),
 )
 """Where a mutant's path begins -> its own tests, the fast ones first; the first line that fits
 counts, and mutants of the upper lines are tried first, because they cost least."""
@@ -74,7 +74,8 @@ def tests_of(file: str) -> tuple[list[str], list[str]]:
 
 
 def _paths(part: str, names: list[str]) -> list[str]:
-    return [f"{FOLDERS[part]}/test_{name}.py" for name in names]
+    found = [Path(FOLDERS[part]) / name for name in names]
+    return [str(path.with_name(f"test_{path.name}.py")) for path in found]
 
 
 class Bench:

@@ -26,7 +26,8 @@ STORE = "services/ckpt_store/src/headway/ckpt_store"
 LOADER = "services/dataloader/src/headway/dataloader"
 NODE = "libs/common/src/headway/common/node"
 LAUNCH = "libs/launch/src/headway/launch"
-TESTS = "services/trainer/tests"
+CONTROLLER = "services/controller/src/headway/controller"
+TESTS = "services/controller/tests"
 LAYOUTS = (
     "tests/golden/test_layouts.py::test_in_fp64_gradients_and_parameters_equal_the_single_process"
 )
@@ -46,14 +47,14 @@ class Mutation:
 MUTATIONS = (
     Mutation(
         "skip-the-seal-wait",
-        f"{TRAINER}/step.py",
+        f"{TRAINER}/session/step.py",
         "        context.snapshots.finish()  # before this rank contributes",
         "        # before this rank contributes",
         "tests/golden/test_recovery.py::test_no_step_ends_before_every_rank_has_sealed_the_state_it_began_with",
     ),
     Mutation(
         "swap-two-micro-batches",
-        f"{TRAINER}/batches.py",
+        f"{TRAINER}/data/batches.py",
         "        return taken\n",
         "        return taken[::-1] if self._first and not self._last else taken\n",
         LAYOUTS,
@@ -103,40 +104,40 @@ MUTATIONS = (
     ),
     Mutation(
         "hear-who-left-an-older-generation",
-        f"{TRAINER}/control/decisions/reactions.py",
+        f"{CONTROLLER}/decisions/reactions.py",
         "    if left.generation != core.generation or core.members.workers.get(left.rank) != "
         "left.worker:\n",
         "    if core.members.workers.get(left.rank) != left.worker:\n",
-        "services/trainer/tests/test_control_state.py::test_words_of_an_older_generation_change_nothing",
+        "services/controller/tests/decisions/test_state.py::test_words_of_an_older_generation_change_nothing",
     ),
     Mutation(
         "believe-a-verdict-about-an-older-generation",
-        f"{TRAINER}/control/decisions/verdicts.py",
+        f"{CONTROLLER}/decisions/verdicts.py",
         "    if 0 <= verdict.generation < core.generation:\n",
         "    if False:\n",
-        "services/trainer/tests/test_control_verdicts.py::test_a_verdict_about_an_older_generation_changes_nothing",
+        "services/controller/tests/decisions/test_verdicts.py::test_a_verdict_about_an_older_generation_changes_nothing",
     ),
     Mutation(
         "read-the-seals-of-an-older-generation",
-        f"{TRAINER}/control/decisions/state.py",
+        f"{CONTROLLER}/decisions/state.py",
         "            case Seals() if event.generation == core.generation and "
         'core.phase == "reading":\n',
         '            case Seals() if core.phase == "reading":\n',
-        "services/trainer/tests/test_control_state.py::test_seals_read_for_an_older_generation_do_not_count",
+        "services/controller/tests/decisions/test_state.py::test_seals_read_for_an_older_generation_do_not_count",
     ),
     Mutation(
         "assign-before-the-journal-knows",
-        f"{TRAINER}/control/decisions/phases/choosing.py",
+        f"{CONTROLLER}/decisions/phases/choosing.py",
         '    if core.phase != "beginning" or action.generation != core.numbered:\n',
         "    if False:\n",
-        "services/trainer/tests/test_control_effects.py",
+        "services/controller/tests/decisions/test_effects.py",
     ),
     Mutation(
         "hold-a-stall-against-the-nodes",
-        f"{TRAINER}/control/decisions/clock.py",
+        f"{CONTROLLER}/decisions/clock.py",
         "        self.now += min(elapsed, TICK_LIMIT_S if is_tick else EVENT_LIMIT_S)\n",
         "        self.now += elapsed\n",
-        "services/trainer/tests/test_control_nodes.py::test_a_driver_that_slept_holds_no_silence_against_the_nodes",
+        "services/controller/tests/decisions/test_nodes.py::test_a_driver_that_slept_holds_no_silence_against_the_nodes",
     ),
     Mutation(
         "enter-a-fenced-generation",
@@ -144,14 +145,14 @@ MUTATIONS = (
         "        if self._fenced >= generation:  # after the mark: one of the two sides always "
         "sees the other\n",
         "        if False:\n",
-        "services/trainer/tests/test_groups.py::test_a_generation_that_was_fenced_before_it_was_entered_is_left_at_once",
+        "services/trainer/tests/comm/test_groups.py::test_a_generation_that_was_fenced_before_it_was_entered_is_left_at_once",
     ),
     Mutation(
         "restore-what-not-every-rank-holds",
-        f"{TRAINER}/control/decisions/restore.py",
+        f"{CONTROLLER}/decisions/restore.py",
         "frozenset.intersection(*holdings)",
         "frozenset.union(*holdings)",
-        "services/trainer/tests/test_control_copies.py::test_the_restore_point_is_the_newest_step_that_every_rank_holds",
+        "services/controller/tests/decisions/test_copies.py::test_the_restore_point_is_the_newest_step_that_every_rank_holds",
     ),
     Mutation(
         "give-the-newest-committed-slot-away",
@@ -169,87 +170,87 @@ MUTATIONS = (
     ),
     Mutation(
         "never-fence-the-former-driver-elsewhere",
-        f"{TRAINER}/control/leadership.py",
+        f"{CONTROLLER}/driver/leadership.py",
         "        if not self._lease.fence(former):\n",
         "        if former.is_here and not self._lease.fence(former):\n",
-        f"{TESTS}/test_leadership.py::test_a_former_driver_on_another_machine_is_ended_through_the_engine",
+        f"{TESTS}/driver/test_leadership.py::test_a_former_driver_on_another_machine_is_ended_through_the_engine",
     ),
     Mutation(
         "leave-an-evicted-node-its-key",
-        f"{TRAINER}/control/driver.py",
+        f"{CONTROLLER}/driver/driver.py",
         "                    self._gate.revoke(action.node)\n",
         "                    pass\n",
-        f"{TESTS}/test_driver_joined.py::test_the_key_of_an_evicted_node_opens_no_connection_any_more",
+        f"{TESTS}/driver/test_driver_joined.py::test_the_key_of_an_evicted_node_opens_no_connection_any_more",
     ),
     Mutation(
         "admit-a-node-without-a-look-at-its-token",
-        f"{TRAINER}/control/gate.py",
+        f"{CONTROLLER}/driver/gate.py",
         "        _check_token(message, bundle)\n",
         "",
-        f"{TESTS}/test_gate.py::test_who_may_not_join_learns_why",
+        f"{TESTS}/driver/test_gate.py::test_who_may_not_join_learns_why",
     ),
     Mutation(
         "lead-with-half-of-the-nodes",
-        f"{TRAINER}/control/lines.py",
+        f"{CONTROLLER}/driver/lines.py",
         "        return 2 * len(heard) <= len(expected) and",
         "        return 2 * len(heard) < len(expected) and",
-        f"{TESTS}/test_lost_touch.py::test_at_most_half_of_the_nodes_is_too_few_without_all_ranks",
+        f"{TESTS}/driver/test_lost_touch.py::test_at_most_half_of_the_nodes_is_too_few_without_all_ranks",
     ),
     Mutation(
         "give-spares-up-while-cut-off",
-        f"{TRAINER}/control/decisions/silence.py",
+        f"{CONTROLLER}/decisions/silence.py",
         "        return bool(core.fleet.unreachable)\n",
         "        return False\n",
-        f"{TESTS}/test_lost_touch.py::test_a_new_driver_without_all_ranks_counts_every_spare",
+        f"{TESTS}/driver/test_lost_touch.py::test_a_new_driver_without_all_ranks_counts_every_spare",
     ),
     Mutation(
         "count-dead-spares-for-ever",
-        f"{TRAINER}/control/decisions/silence.py",
+        f"{CONTROLLER}/decisions/silence.py",
         "        return bool(core.fleet.unreachable)\n",
         "        return True\n",
-        f"{TESTS}/test_lost_touch.py::test_spares_without_power_do_not_make_drivers_resign",
+        f"{TESTS}/driver/test_lost_touch.py::test_spares_without_power_do_not_make_drivers_resign",
     ),
     Mutation(
         "restart-every-node-at-once",
-        f"{TRAINER}/control/decisions/silence.py",
+        f"{CONTROLLER}/decisions/silence.py",
         "    for node in due[: _room(core)]:\n",
         "    for node in due:\n",
-        f"{TESTS}/test_control_restarts.py::test_after_a_silence_of_all_nodes_few_are_restarted_at_a_time",
+        f"{TESTS}/decisions/test_restarts.py::test_after_a_silence_of_all_nodes_few_are_restarted_at_a_time",
     ),
     Mutation(
         "write-the-journal-of-a-newer-driver",
-        f"{TRAINER}/control/journal.py",
+        f"{CONTROLLER}/journal/journal.py",
         "        if newest > self.epoch > 0:\n",
         "        if False:\n",
-        f"{TESTS}/test_journal.py::test_an_older_driver_cannot_write_once_a_newer_one_has",
+        f"{TESTS}/journal/test_journal.py::test_an_older_driver_cannot_write_once_a_newer_one_has",
     ),
     Mutation(
         "claim-an-epoch-twice",
-        f"{LAUNCH}/lease.py",
+        f"{LAUNCH}/lease/file.py",
         "os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC",
         "os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC",
-        "libs/launch/tests/test_lease.py::test_a_claim_between_look_and_claim_wins",
+        "libs/launch/tests/lease/test_lease.py::test_a_claim_between_look_and_claim_wins",
     ),
     Mutation(
         "renew-a-lease-that-another-has-claimed",
-        f"{LAUNCH}/lease.py",
+        f"{LAUNCH}/lease/file.py",
         "        if newest > me.epoch:\n",
         "        if False:\n",
-        "libs/launch/tests/test_lease.py::test_a_superseded_holder_learns_it_at_its_next_renewal",
+        "libs/launch/tests/lease/test_lease.py::test_a_superseded_holder_learns_it_at_its_next_renewal",
     ),
     Mutation(
         "leave-without-a-checkpoint-when-the-drain-is-refused",
-        f"{LAUNCH}/joining/stay.py",
+        f"{LAUNCH}/machine/stay.py",
         '                    self._ask(holder, "checkpoint")\n',
         "                    pass\n",
-        "libs/launch/tests/test_machine_verbs.py::test_each_stay_asks_for_its_own_drain_once_and_for_a_checkpoint_if_that_is_refused",
+        "libs/launch/tests/machine/test_machine_verbs.py::test_each_stay_asks_for_its_own_drain_once_and_for_a_checkpoint_if_that_is_refused",
     ),
     Mutation(
         "end-the-job-for-the-run-before",
-        f"{LAUNCH}/slurm/hold.py",
+        f"{LAUNCH}/engines/slurm/hold.py",
         "is_over and view.holder is not None and view.holder.epoch > before:",
         "is_over:",
-        "libs/launch/tests/test_slurm_hold.py::test_a_job_ends_with_its_run_but_not_for_the_driver_before",
+        "libs/launch/tests/engines/test_slurm_hold.py::test_a_job_ends_with_its_run_but_not_for_the_driver_before",
     ),
 )
 

@@ -33,7 +33,7 @@ from headway.console.testing import SMALL, FakeRun
 from headway.console.widgets import RunConsole
 from headway.console.widgets.picture import Picture
 from headway.console.widgets.picture_reader import PictureReader
-from headway.trainer.control.journal import Journal
+from headway.controller.journal.journal import Journal
 
 LIMIT_MS, LIMIT_KB = 5.0, 40.0
 EVENTS, RANKS, MICRO_BATCHES = 10_000, 64, 32

@@ -17,7 +17,7 @@ from headway.common.polling import wait_until
 from headway.common.wire.messages.driver import Status
 from headway.console.run import Run
 from headway.launch.cluster import ClusterFolder
-from headway.launch.local import LocalEngine
+from headway.launch.engines.local import LocalEngine
 from headway.launch.nodes import attach, bring_up
 
 from benchmarks.alive import Places, signal_all, signal_one, strike_alive

@@ -17,15 +17,15 @@ import pytest
 from headway.common.node.process import ProcessId
 from headway.common.node.run_dir import RunDir
 from headway.common.node.testing import private_roots, python_child
+from headway.controller.journal.journal import Journal
 from headway.dataloader.config import DataConfig
 from headway.dataloader.prepare import prepare
 from headway.launch.cluster import ClusterFolder
-from headway.launch.lease import FileLease, Holder
-from headway.trainer.control.journal import Journal
+from headway.launch.lease.file import FileLease, Holder
 
 ROOT = Path(__file__).resolve().parents[1]
 HEADWAY = [str(Path(sys.executable).with_name("headway"))]
-SERVICES = ("dataloader", "ckpt_store", "health", "trainer")
+SERVICES = ("dataloader", "ckpt_store", "health", "trainer", "controller")
 HEAVY = {
     "torch",
     "numpy",

@@ -27,7 +27,7 @@ pytestmark = pytest.mark.timeout(900)
 ROOT = Path(__file__).resolve().parents[1]
 FOLDERS = ["libs/common", "libs/launch", "services/dataloader", "services/ckpt_store",
            "services/health",
-           "services/trainer", "console"]  # fmt: skip
+           "services/trainer", "services/controller", "console"]  # fmt: skip
 PRELUDE = "import sys; sys.path += [{own!r}, {others!r}]; sys.dont_write_bytecode = True\n"
 IMPORT_ALL = """
 import importlib, json, pkgutil

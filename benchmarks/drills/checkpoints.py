@@ -9,7 +9,7 @@ from pathlib import Path
 from headway.ckpt_store.client import newest
 from headway.console.run import TERMINAL_OUTCOMES
 from headway.launch.cluster import ClusterFolder
-from headway.launch.local import LocalEngine
+from headway.launch.engines.local import LocalEngine
 
 from benchmarks.drills.judge import Report
 from benchmarks.drills.place import events_of, last_generation

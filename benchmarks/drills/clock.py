@@ -8,7 +8,7 @@ import struct
 import subprocess
 from pathlib import Path
 
-from headway.trainer.control.fault_effects import CLOCK_ENV
+from headway.controller.faults.fault_effects import CLOCK_ENV
 
 SOURCE = Path(__file__).with_name("clock_shim.c")
 

@@ -14,7 +14,7 @@ from typing import Any
 from headway.common.node.process import ProcessId
 from headway.common.node.run_dir import NodePaths
 from headway.console.run import Run
-from headway.trainer.control import faults
+from headway.controller.faults import faults
 
 from benchmarks.drills.judge import Report
 from benchmarks.drills.place import events_of, members, status_of

@@ -6,7 +6,7 @@ import os
 import subprocess
 import tempfile
 
-from headway.trainer.control import cgroups
+from headway.controller.faults import cgroups
 
 from benchmarks.drills import clock
 

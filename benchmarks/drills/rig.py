@@ -21,9 +21,9 @@ from headway.common.node.run_dir import ENV_SHM_ROOT, ENV_SOCK_ROOT, NodePaths
 from headway.common.wire.messages.driver import Status
 from headway.console.cluster import Cluster
 from headway.console.run import TERMINAL_OUTCOMES, Run
+from headway.controller.faults import cgroups, faults
+from headway.controller.faults.fault_effects import wait_frozen
 from headway.launch.cluster import ClusterFolder
-from headway.trainer.control import cgroups, faults
-from headway.trainer.control.fault_effects import wait_frozen
 
 from benchmarks.drills import clock
 from benchmarks.drills.place import environments, identity, members, status_of, tiny_corpus

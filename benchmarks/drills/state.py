@@ -11,7 +11,7 @@ from headway.common.node.arena import Arena
 from headway.common.node.run_dir import NodePaths
 from headway.common.wire.messages.driver import Status
 from headway.console.run import Run
-from headway.trainer.control import faults
+from headway.controller.faults import faults
 
 from benchmarks.digest import final_digest
 from benchmarks.drills.judge import Report

@@ -12,8 +12,8 @@ import torch
 from headway.common.config import load
 from headway.trainer.comm.groups import Groups
 from headway.trainer.config import RunConfig
-from headway.trainer.generation import Session
-from headway.trainer.hooks import StepHooks, StepResult
+from headway.trainer.session.hooks import StepHooks, StepResult
+from headway.trainer.session.session import Session
 from torch import nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 

@@ -13,11 +13,11 @@ from headway.common.config import load
 from headway.testkit.trainer.pool import WorkerContext
 from headway.testkit.trainer.synthetic import SyntheticBatch
 from headway.testkit.trainer.training import build_groups
-from headway.trainer.batches import DataFactory, Split
 from headway.trainer.comm.groups import Groups
 from headway.trainer.config import RunConfig
-from headway.trainer.generation import Session
-from headway.trainer.hooks import StepHooks, StepResult
+from headway.trainer.data.batches import DataFactory, Split
+from headway.trainer.session.hooks import StepHooks, StepResult
+from headway.trainer.session.session import Session
 
 from benchmarks.train.shapes import Shape, rows
 from benchmarks.train.turns import Turns

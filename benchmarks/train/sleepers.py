@@ -17,11 +17,11 @@ from headway.common.plan.schedule.generate import generate
 from headway.common.plan.schedule.lower import lower
 from headway.testkit.trainer.pool import WorkerContext
 from headway.testkit.trainer.training import build_groups
-from headway.trainer.batches import MicroBatch
 from headway.trainer.comm.groups import Groups
 from headway.trainer.config import RunConfig
-from headway.trainer.pipeline import Handler, Pipeline
-from headway.trainer.recorder import NoRecorder
+from headway.trainer.data.batches import MicroBatch
+from headway.trainer.device.recorder import NoRecorder
+from headway.trainer.pipeline.executor import Handler, Pipeline
 from torch import nn
 from torch.distributed.pipelining import PipelineStage
 

@@ -18,11 +18,11 @@ from headway.console import run as run_module
 from headway.console.cli import main
 from headway.console.commands import watching
 from headway.console.testing import FakeRun
-from headway.launch.engines import facts_of
-from headway.launch.hosts.config import Host, HostsConfig
-from headway.launch.joining import tokens
-from headway.launch.joining.bundle import Bundle
-from headway.launch.joining.ticket import Ticket
+from headway.launch.engines.choose import facts_of
+from headway.launch.engines.ssh.config import Host, HostsConfig
+from headway.launch.join import tokens
+from headway.launch.join.bundle import Bundle
+from headway.launch.join.ticket import Ticket
 
 REPOSITORY = Path(__file__).parents[2]
 TINY = str(REPOSITORY / "examples" / "tiny.toml")

@@ -18,10 +18,10 @@ from headway.console.lifecycle import launch as launch_module
 from headway.console.machine import preflight
 from headway.console.run import Run
 from headway.console.testing import SMALL, FakeRun
+from headway.controller.journal.journal import Journal
 from headway.dataloader import DataConfig
 from headway.dataloader.prepare import prepare
 from headway.trainer.config import RunConfig
-from headway.trainer.control.journal import Journal
 
 Launch = Callable[..., Run]
 

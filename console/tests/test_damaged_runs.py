@@ -24,9 +24,9 @@ from headway.console.lifecycle.launch import keep_epoch
 from headway.console.live.news import News
 from headway.console.testing import FakeRun
 from headway.console.widgets.picture_reader import PictureReader
-from headway.launch.lease import FileLease, LeaseView
-from headway.trainer.client import damaged_of
-from headway.trainer.control.journal import Journal
+from headway.controller.client import damaged_of
+from headway.controller.journal.journal import Journal
+from headway.launch.lease.file import FileLease, LeaseView
 
 Shell = Callable[..., tuple[int, str, str]]
 COMMANDS = (

@@ -5,7 +5,7 @@ from __future__ import annotations
 from headway.console.cli import main
 from headway.console.steering.methods import FAULTS as KNOWN
 from headway.console.testing import FakeRun
-from headway.trainer.control.faults import FAULTS
+from headway.controller.faults.faults import FAULTS
 
 
 def test_inject_knows_every_fault_and_how_long_it_lasts(fake: FakeRun) -> None:

@@ -15,7 +15,7 @@ from headway.console.cli import main
 from headway.console.lifecycle.ending import Ending
 from headway.console.live.summary import Summary, summarise
 from headway.console.testing import FakeRun
-from headway.trainer.client import Replayed
+from headway.controller.client import Replayed
 
 Call = Callable[..., tuple[int, str]]
 OBJECT, LINES, LIST = "one object", "one object per line", "list"

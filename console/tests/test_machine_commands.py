@@ -11,7 +11,7 @@ import pytest
 from headway.common.errors import ConfigError
 from headway.common.node.files import replace_file
 from headway.console.cli import main
-from headway.launch.hosts.config import HostsConfig
+from headway.launch.engines.ssh.config import HostsConfig
 
 
 def test_a_ticket_that_is_none_is_refused(own_roots: Path) -> None:
@@ -101,7 +101,7 @@ def test_a_gateway_that_cannot_listen_leaves_no_file(own_roots: Path) -> None:
 
 
 def test_the_description_of_a_host_is_json(capsys: pytest.CaptureFixture[str]) -> None:
-    from headway.launch.joining.__main__ import main as join
+    from headway.launch.machine.__main__ import main as join
 
     assert join(["describe"]) == 0
     assert json.loads(capsys.readouterr().out).keys() == {"gpus", "cpu_flags"}

@@ -24,7 +24,7 @@ from headway.console.live.progress import ProgressReader, read_progress
 from headway.console.run import Run
 from headway.console.testing import FakeRun
 from headway.console.widgets.picture_reader import PictureReader
-from headway.trainer.control.journal import Journal
+from headway.controller.journal.journal import Journal
 from hypothesis import given, settings
 from hypothesis import strategies as st
 

@@ -18,11 +18,11 @@ from headway.console.lifecycle import launch, machines
 from headway.console.run import Run
 from headway.console.testing import SMALL, touch_corpus
 from headway.launch.cluster import ClusterFolder
-from headway.launch.engines import facts_of
-from headway.launch.hosts.config import Host, HostsConfig
-from headway.launch.joining.bundle import Bundle
-from headway.launch.lease import FileLease, Holder, Tenure
-from headway.launch.machines.engine import MachinesEngine
+from headway.launch.engines.choose import facts_of
+from headway.launch.engines.remote.engine import MachinesEngine
+from headway.launch.engines.ssh.config import Host, HostsConfig
+from headway.launch.join.bundle import Bundle
+from headway.launch.lease.file import FileLease, Holder, Tenure
 
 REACH = """\
 #!/bin/sh

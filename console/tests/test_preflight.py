@@ -20,9 +20,9 @@ from headway.console.testing import SMALL
 from headway.dataloader.cli import main
 from headway.dataloader.config import DataConfig
 from headway.dataloader.prepare import prepare
-from headway.trainer import rank as rank_module
 from headway.trainer.config import RunConfig
-from headway.trainer.rank import NodeResources
+from headway.trainer.worker import rank as rank_module
+from headway.trainer.worker.rank import NodeResources
 
 
 def test_every_setting_of_the_data_changes_what_a_run_does(

@@ -15,9 +15,9 @@ from headway.common.wire.keys import KeyPair
 from headway.console.cli import main
 from headway.console.lifecycle.pods import NODE_BYTES, needs_of, to_yaml
 from headway.console.machine.preflight import SHM_BESIDES_BYTES, shared_bytes
-from headway.launch.engines import config_of
-from headway.launch.joining.bundle import Bundle
-from headway.launch.kubernetes.config import KubernetesConfig
+from headway.launch.engines.choose import config_of
+from headway.launch.engines.kubernetes.config import KubernetesConfig
+from headway.launch.join.bundle import Bundle
 from headway.trainer.config import RunConfig
 
 TINY = Path(__file__).resolve().parents[2] / "examples" / "tiny.toml"

@@ -21,7 +21,7 @@ from headway.console.folder.logs import since_unix_s
 from headway.console.folder.run_list import age
 from headway.console.live.news import News
 from headway.console.testing import SMALL, FakeRun
-from headway.trainer.control.journal import Journal
+from headway.controller.journal.journal import Journal
 
 
 def test_metrics_have_one_row_per_step_and_all_attempts_on_request(fake: FakeRun) -> None:

@@ -19,12 +19,12 @@ from headway.console.lifecycle.shared_folder import shared_folder
 from headway.console.run import Run
 from headway.console.testing import SMALL, touch_corpus
 from headway.launch.cluster import ClusterFolder
-from headway.launch.engines import facts_of, hardware_of
-from headway.launch.hosts.config import Host, HostsConfig
-from headway.launch.joining import records
-from headway.launch.joining.bundle import Bundle
-from headway.launch.lease import FileLease, Holder
-from headway.launch.slurm.config import SlurmConfig
+from headway.launch.engines.choose import facts_of, hardware_of
+from headway.launch.engines.slurm.config import SlurmConfig
+from headway.launch.engines.ssh.config import Host, HostsConfig
+from headway.launch.join import records
+from headway.launch.join.bundle import Bundle
+from headway.launch.lease.file import FileLease, Holder
 from headway.trainer.config import RunConfig
 
 LOCALLY = """\

@@ -28,6 +28,7 @@ SETS = {
         "./services/ckpt_store",
         "./services/health",
         "./services/trainer[compute]",
+        "./services/controller",
         "./console[local]",
     ],
     "lab": ["./console[notebooks]"],

@@ -37,9 +37,9 @@ from headway.common.wire.messages.executor import (
 from headway.common.wire.messages.service import Describe, Description, Ping, Pong, ServiceBeat
 from headway.common.wire.messages.worker import Acknowledged
 from headway.launch.cluster import ClusterFolder
-from headway.launch.joining.bundle import Bundle
-from headway.launch.lease import FileLease
-from headway.launch.local import LocalEngine
+from headway.launch.engines.local import LocalEngine
+from headway.launch.join.bundle import Bundle
+from headway.launch.lease.file import FileLease
 from headway.testkit.trainer.gated_run import MEMBER, GatedRun
 from headway.testkit.wire import all_messages, example_of
 from headway.trainer.config import RunConfig
@@ -216,7 +216,7 @@ def node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Node]:
 
 def _beside(cluster: ClusterFolder, run: RunDir) -> dict[str, list[str]]:
     return {
-        "driver": ["-m", "headway.trainer", "driver", "--run", str(run.path), "--cluster",
+        "driver": ["-m", "headway.controller", "driver", "--run", str(run.path), "--cluster",
                    str(cluster.path),
                    "--node", "0", "--epoch", "1"],
         "monitor": ["-m", "headway.health", "monitor", "--keys", str(cluster.path / "keys"),

@@ -87,10 +87,10 @@ def test_the_files_that_parts_leave_are_those_that_the_page_names(node: Any) -> 
 
 
 @pytest.mark.parametrize("name", ["executor", "driver"])
-def test_the_trainers_readme_names_the_messages_that_its_processes_take(
+def test_the_controllers_readme_names_the_messages_that_its_processes_take(
     node: Any, name: str
 ) -> None:
-    readme = (DOC.parents[1] / "services" / "trainer" / "README.md").read_text()
+    readme = (DOC.parents[1] / "services" / "controller" / "README.md").read_text()
     rows = {
         row.split("|")[1].split(",")[0].strip(): row.split("|")
         for row in readme.splitlines()

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from headway.common.node.process import ProcessId
 from headway.launch.cluster import ClusterFolder
-from headway.launch.local import LocalEngine
+from headway.launch.engines.local import LocalEngine
 
 NAME = "bad-nodes"
 FAILURES = 2

@@ -25,7 +25,7 @@ def test_a_worker_of_changed_source_gets_no_rank_until_the_old_one_is_back(machi
     machine.launch(NAME, machine.two_nodes, replicas)
     before = machine.stepping(NAME, 3)
 
-    module = copy / "worker.py"
+    module = copy / "worker" / "worker.py"
     old = module.read_text()
     module.write_text(old + "\n# another version\n")
     _replace_zygote(machine)

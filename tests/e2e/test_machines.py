@@ -21,8 +21,8 @@ from headway.console.analysis.events import load_events
 from headway.console.folder.records import RunRecords
 from headway.console.run import Run
 from headway.health.client import verdicts_of
-from headway.launch.joining import tokens
-from headway.launch.joining.bundle import Bundle
+from headway.launch.join import tokens
+from headway.launch.join.bundle import Bundle
 from headway.testkit.bed import Process
 from headway.testkit.bed.node import Node
 from headway.testkit.bed.writes import Writes
@@ -107,7 +107,7 @@ def _is_refused(machines: Machines, ticket: Mapping[str, Any], expected: str) ->
     """By one line with a remedy, and no process and no file stays."""
     head, kept = machines.head, machines.files_of_runs(machines.head)
     assert head.processes() == []
-    words = [sys.executable, "-m", "headway.launch.joining", "start", "--limit", "10"]
+    words = [sys.executable, "-m", "headway.launch.join", "start", "--limit", "10"]
     done = head.run(words, stdin=json.dumps(ticket), check=False)
     assert done.returncode != 0 and done.stdout == "", done.stdout
     [line] = done.stderr.splitlines()
@@ -207,7 +207,7 @@ def _drivers(node: Node) -> list[ProcessId]:
     for one in node.processes():
         with contextlib.suppress(OSError):
             words = Path(f"/proc/{one.pid}/cmdline").read_bytes().split(b"\0")
-            if words[1:4] == [b"-m", b"headway.trainer", b"driver"]:
+            if words[1:4] == [b"-m", b"headway.controller", b"driver"]:
                 found.append(one)
     return found
 

@@ -15,8 +15,8 @@ from typing import Any
 import pytest
 from headway.common.config import load
 from headway.console.lifecycle.pods import manifests
-from headway.launch.kubernetes.config import KubernetesConfig
-from headway.launch.kubernetes.pod import AGAIN
+from headway.launch.engines.kubernetes.config import KubernetesConfig
+from headway.launch.engines.kubernetes.pod import AGAIN
 from headway.testkit.bed import Bed, Process
 from headway.testkit.bed.node import Node
 from headway.testkit.machines.waits import is_stepping

@@ -35,8 +35,8 @@ BY_PIPELINE = ("parallel.pp=2", "parallel.dp=1")
 LOGS_OF = """\
 import sys
 from pathlib import Path
-from headway.launch.engines import of_bundle
-from headway.launch.joining.bundle import Bundle
+from headway.launch.engines.choose import of_bundle
+from headway.launch.join.bundle import Bundle
 print(of_bundle(Bundle.load(Path(sys.argv[1]))).logs(int(sys.argv[2])))
 """
 A_LINE = b'"event": "driver is up"'
@@ -137,7 +137,7 @@ def _read_logs(machines: Machines, name: str) -> None:
 def _check_private(capture: Path, run: Path) -> None:
     """The run's secret, the tokens of its tickets and its logs have not crossed in plain."""
     sent, secret = streams(capture), json.loads((run / "bundle.json").read_text())["secret"]
-    words = [b"headway.launch.joining", b"--ticket", b"--answer"]
+    words = [b"headway.launch.join", b"--ticket", b"--answer"]
     for word in words:
         assert any(word in one.data for one in sent), "Slurm's own calls are in the capture"
     for private in (secret.encode(), A_LINE, b'"event"'):

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from headway.ckpt_store.client import newest, read_shard
 from headway.console.run import Run
-from headway.trainer.snapshot import Extra
+from headway.trainer.state.snapshot import Extra
 
 TINY = Path(__file__).resolve().parents[2] / "examples" / "tiny.toml"
 STEPS, SIZE = 16, 4

@@ -6,7 +6,7 @@ import copy
 from typing import Any
 
 import pytest
-from headway.trainer.control.faults import FAULTS
+from headway.controller.faults.faults import FAULTS
 from hypothesis import given
 from hypothesis import strategies as st
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from headway.trainer.control import fault_effects as effects
+from headway.controller.faults import fault_effects as effects
 
 from benchmarks.drills import clock, judge
 from benchmarks.drills.__main__ import DRILLS, perform

@@ -4,8 +4,7 @@ and a spare is ready."""
 from __future__ import annotations
 
 from headway.common.wire.messages.driver import NodeBeat
-from headway.trainer.config import RecoveryConfig
-from headway.trainer.control.decisions.events import (
+from headway.controller.decisions.events import (
     Action,
     Done,
     Failed,
@@ -15,7 +14,8 @@ from headway.trainer.control.decisions.events import (
     Start,
     Tick,
 )
-from headway.trainer.control.decisions.state import RunState
+from headway.controller.decisions.state import RunState
+from headway.trainer.config import RecoveryConfig
 
 LIMITS = RecoveryConfig(
     group_timeout_s=10,

@@ -25,7 +25,6 @@ import torch.distributed
 from headway.common.node.arena import Arena
 from headway.common.node.files import replace_file
 from headway.common.plan.grid import Grid
-from headway.trainer import copy_stream
 from headway.trainer.comm.channel import Channels
 from headway.trainer.comm.groups import Groups, build
 from headway.trainer.comm.interface import Aborted
@@ -36,10 +35,11 @@ from headway.trainer.comm.nccl import (
     read_when_ready,
 )
 from headway.trainer.comm.store import StoreEndpoint
-from headway.trainer.device import take_device
-from headway.trainer.snapshot import Extra, Snapshots, layout, offsets
+from headway.trainer.device.choose import take_device
+from headway.trainer.state import copy_stream
 from headway.trainer.state.flat import FlatChunk
 from headway.trainer.state.params import ParamSpec, Precision
+from headway.trainer.state.snapshot import Extra, Snapshots, layout, offsets
 
 pytestmark = [
     pytest.mark.gpu,

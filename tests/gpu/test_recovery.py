@@ -25,10 +25,10 @@ from headway.testkit.trainer.lifetime import Blown, Fuse, census, no_collections
 from headway.testkit.trainer.sessions import arena_at, arena_of, one_rank
 from headway.testkit.trainer.synthetic import SyntheticBatch, synthetic
 from headway.trainer.comm.groups import Groups
-from headway.trainer.failures import breaks_device, reason_of
-from headway.trainer.generation import Session
-from headway.trainer.hooks import StepHooks, StepResult
-from headway.trainer.pipeline import Pipeline
+from headway.trainer.pipeline.executor import Pipeline
+from headway.trainer.session.hooks import StepHooks, StepResult
+from headway.trainer.session.session import Session
+from headway.trainer.worker.failures import breaks_device, reason_of
 
 NUM_ABORTS = 20
 NUM_STEPS = 2 * NUM_ABORTS + 8
@@ -211,7 +211,7 @@ def _device_is_unusable(device: str) -> bool:
 
 def _serve_once(run_dir: Path, device: str) -> int:
     from headway.common.wire.messages.worker import Assign, Restore
-    from headway.trainer import worker as module
+    from headway.trainer.worker import worker as module
 
     class BadRank:
         rank = 0

@@ -21,11 +21,11 @@ from headway.testkit.trainer.steady import SteadyPart
 from headway.testkit.trainer.synthetic import synthetic
 from headway.trainer.comm.groups import Groups
 from headway.trainer.config import RunConfig
-from headway.trainer.deterministic import make_deterministic
-from headway.trainer.device_recorder import recorder_for
-from headway.trainer.generation import Session
-from headway.trainer.hooks import StepHooks, StepResult
-from headway.trainer.recorder import Recorder
+from headway.trainer.device.deterministic import make_deterministic
+from headway.trainer.device.device_recorder import recorder_for
+from headway.trainer.device.recorder import Recorder
+from headway.trainer.session.hooks import StepHooks, StepResult
+from headway.trainer.session.session import Session
 
 NUM_STEPS = 3
 BOUNDS = {"fp64": 1e-9, "fp32": 1e-4, "bf16": 0.02}

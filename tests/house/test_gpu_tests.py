@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 import torch
-from headway.trainer import copy_stream, snapshot
-from headway.trainer.copy_stream import CopyStream
+from headway.trainer.state import copy_stream, snapshot
+from headway.trainer.state.copy_stream import CopyStream
 
 FOLDER = Path(__file__).resolve().parents[1] / "gpu"
 FILES = sorted(FOLDER.glob("test_*.py"))

@@ -23,9 +23,9 @@ from headway.common.node.testing import wait_until
 from headway.console.cli import app
 from headway.console.testing import FakeRun
 from headway.console.widgets.watcher import RunWatcher
+from headway.controller.decisions import phases
+from headway.controller.faults.faults import FAULTS
 from headway.trainer.config import RunConfig
-from headway.trainer.control.decisions import phases
-from headway.trainer.control.faults import FAULTS
 
 ROOT = Path(__file__).resolve().parents[2]
 OTHERS = {"lab_log.md", "operations.md", "protocol.md"}

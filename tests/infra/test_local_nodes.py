@@ -9,7 +9,7 @@ import pytest
 from headway.common.node.janitor import processes_of
 from headway.common.node.process import spawn
 from headway.launch.cluster import ClusterFolder
-from headway.launch.local import LocalEngine
+from headway.launch.engines.local import LocalEngine
 from headway.launch.nodes import wait_for_node
 
 
@@ -47,7 +47,7 @@ def test_of_two_that_are_started_by_strangers_one_gives_way(
     words = [
         sys.executable,
         "-m",
-        "headway.trainer",
+        "headway.controller",
         "executor",
         "--cluster",
         cluster.path,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -11,15 +10,14 @@ import pytest
 import torch
 from headway.common.node.run_dir import NodePaths, RunDir, new_run_id
 from headway.common.node.testing import private_roots
-from headway.testkit.trainer.driver_place import Place
 from headway.testkit.trainer.pool import WorkerPool, worker_pool
 from headway.testkit.trainer.sessions import one_rank
 from headway.trainer.comm.fence import Fence
 from headway.trainer.comm.groups import Groups
 from headway.trainer.comm.store import StoreEndpoint
 from headway.trainer.config import RunConfig
-from headway.trainer.link import WorkerStatus
-from headway.trainer.rank import Rank
+from headway.trainer.worker.link import WorkerStatus
+from headway.trainer.worker.rank import Rank
 
 
 @pytest.fixture(scope="session")
@@ -60,10 +58,3 @@ def rank(tmp_path: Path) -> Iterator[Rank]:
         yield made
         made._session.leave()
         made.close()
-
-
-@pytest.fixture
-def place(tmp_path: Path) -> Iterator[Place]:
-    """A run for drivers that the test starts."""
-    with private_roots(), contextlib.closing(Place(tmp_path)) as made:
-        yield made

@@ -22,7 +22,7 @@ from headway.console.folder.records import TERMINAL_OUTCOMES
 from headway.console.hints import fork_hint
 from headway.console.run_frames import RunFrames
 from headway.console.steering.methods import Steering
-from headway.launch.leases import lease_of
+from headway.launch.lease.choose import lease_of
 
 __all__ = ["PAGE_RANKS", "TERMINAL_OUTCOMES", "Run"]
 PAGE_RANKS = 1024
@@ -93,8 +93,8 @@ class Run(RunFrames, Steering):
         copied where this machine carries it. Returns a sentence for each machine that failed."""
         if not self.folder.bundle.exists():
             return []
-        from headway.launch.engines import of_bundle
-        from headway.launch.joining.bundle import Bundle
+        from headway.launch.engines.choose import of_bundle
+        from headway.launch.join.bundle import Bundle
 
         return of_bundle(Bundle.load(self.folder.bundle)).fetch_records(self.path)
 

@@ -28,10 +28,10 @@ from headway.common.wire.messages.executor import Evaluation, Sample, StepMetric
 from headway.common.wire.messages.worker import Steer
 from headway.common.wire.server import Handler, Server
 from headway.console.run import Run
+from headway.controller.journal.journal import Journal
 from headway.launch.cluster import ClusterFolder
-from headway.launch.lease import FileLease, Holder
+from headway.launch.lease.file import FileLease, Holder
 from headway.trainer.config import LaunchConfig, ModelConfig, ParallelConfig, RunConfig, TrainConfig
-from headway.trainer.control.journal import Journal
 
 if TYPE_CHECKING:
     import polars as pl

@@ -122,7 +122,7 @@ def test_an_executor_that_does_not_hold_the_lock_yet_keeps_its_run_alive(
     run_id = new_run_id()
     furnish(run_id)
     env = NodePaths(run_id, 0).environment()
-    argv = [sys.executable, "-c", SLEEP, "headway.trainer.control.node.executor"]
+    argv = [sys.executable, "-c", SLEEP, "headway.controller.executor.executor"]
     with member(run_id) as worker:
         executor = subprocess.Popen(argv, stdout=subprocess.PIPE, env=env)
         try:

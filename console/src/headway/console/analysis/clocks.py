@@ -1,6 +1,6 @@
 """From the clocks of a run's machines to the run's clock, by what the driver found out about each.
 
-The run's clock is that of the journal (``headway.trainer.control.clocks``). Where one machine
+The run's clock is that of the journal (``headway.controller.driver.clocks``). Where one machine
 carries the run, its clock is the run's, and nothing is added to any time.
 """
 

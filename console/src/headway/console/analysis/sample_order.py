@@ -11,9 +11,9 @@ from headway.ckpt_store.client import newest
 from headway.common.errors import HeadwayError, InputError
 from headway.common.plan.schedule.actions import Kind
 from headway.console.folder.records import RunRecords
+from headway.controller.client import data_of_run
 from headway.dataloader import DataClient, StreamSpec, stream_spec
 from headway.dataloader.client import order_of_run
-from headway.trainer.client import data_of_run
 from headway.trainer.config import RunConfig
 
 BEFORE = 3

@@ -87,7 +87,7 @@ def create(
     """
     from headway.common.wire.addresses import Network
     from headway.launch.cluster import ClusterFolder
-    from headway.launch.local import LocalEngine
+    from headway.launch.engines.local import LocalEngine
 
     if [nodes, hosts, slurm].count(None) != 2:
         raise InputError(
@@ -137,9 +137,9 @@ def _free(cluster: ClusterFolder, nodes: int, drain_runs: bool, as_json: bool) -
 def _create_of_machines(folder: Path, hosts: Path | None, slurm: Path | None) -> tuple[int, str]:
     """Returns the number of nodes, and what to say of them."""
     from headway.launch.cluster import ClusterFolder
-    from headway.launch.engines import MachinesConfig, facts_of
-    from headway.launch.hosts.config import HostsConfig
-    from headway.launch.slurm.config import SlurmConfig
+    from headway.launch.engines.choose import MachinesConfig, facts_of
+    from headway.launch.engines.slurm.config import SlurmConfig
+    from headway.launch.engines.ssh.config import HostsConfig
 
     config: MachinesConfig
     number, line = 0, "Slurm provides the machines of each run"
@@ -203,7 +203,7 @@ def remove(folder: Folder, yes: Yes = False, as_json: AsJson = False) -> None:
     can only be steered with the keys in the folder.
     """
     from headway.launch.cluster import ClusterFolder
-    from headway.launch.local import LocalEngine
+    from headway.launch.engines.local import LocalEngine
 
     cluster = ClusterFolder(folder)
 

@@ -66,7 +66,7 @@ def replay(run: AnyRun = None, runs_dir: RunsDir = RUNS, as_json: AsJson = False
     Exits 1 if this version decides differently.
     """
     from headway.console.hints import refuse_elsewhere
-    from headway.trainer.client import replay as decisions
+    from headway.controller.client import replay as decisions
 
     found = find_run(run, runs_dir)
     refuse_elsewhere(found.path)

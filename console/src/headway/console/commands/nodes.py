@@ -19,7 +19,7 @@ from headway.console.commands.pages import MACHINES, add_group
 if TYPE_CHECKING:
     from headway.console.run import Run
     from headway.launch.cluster import ClusterFolder, NodeAddress
-    from headway.launch.joining.bundle import Bundle
+    from headway.launch.join.bundle import Bundle
 
 REPORT_S = 10.0
 """A node reports twice a second; its executor takes a few seconds to start."""
@@ -108,7 +108,7 @@ def _start_here(folder: ClusterFolder, node: int) -> tuple[NodeAddress, Run | No
         HeadwayError: it does not start, or does not report to the run's driver.
     """
     from headway.console.lifecycle.on_cluster import joinable_run
-    from headway.launch.local import LocalEngine
+    from headway.launch.engines.local import LocalEngine
     from headway.launch.nodes import bring_up, rejoin
 
     deadline = time.monotonic() + REPORT_LIMIT_S
@@ -127,7 +127,7 @@ def _start_here(folder: ClusterFolder, node: int) -> tuple[NodeAddress, Run | No
 
 
 def _start_on_machine(node: int, found: Run, as_json: bool) -> None:
-    from headway.launch.engines import of_bundle
+    from headway.launch.engines.choose import of_bundle
 
     engine = of_bundle(_bundle_of(found))
     machine = engine.name_of(node)
@@ -158,7 +158,7 @@ def _bundle_of(run: Run) -> Bundle:
         InputError: the run is not on several machines, or has ended.
     """
     from headway.console.hints import refuse_elsewhere
-    from headway.launch.joining.bundle import Bundle
+    from headway.launch.join.bundle import Bundle
 
     refuse_elsewhere(run.path)
     if not run.folder.bundle.exists():
@@ -182,8 +182,8 @@ def ticket(
     JSON and valid for an hour. Keep it secret: it admits any machine. A file with it must have mode
     0600; `umask 077` before makes it so.
     """
-    from headway.launch.engines import config_of
-    from headway.launch.joining.ticket import Ticket
+    from headway.launch.engines.choose import config_of
+    from headway.launch.join.ticket import Ticket
 
     bundle = _bundle_of(find_run(run, runs_dir))
     if node >= bundle.nodes:
@@ -206,7 +206,7 @@ def stop(
     """
     from headway.console.lifecycle.on_cluster import check_unused
     from headway.launch.cluster import ClusterFolder
-    from headway.launch.local import LocalEngine
+    from headway.launch.engines.local import LocalEngine
 
     folder = ClusterFolder(cluster)
     if folder.exists:
@@ -256,7 +256,7 @@ def init(
             remedy="use --ticket to join a run, --cluster for a node on this machine",
         )
     if ticket is not None:
-        words = ["-m", "headway.launch.joining", "init"]
+        words = ["-m", "headway.launch.join", "init"]
         try:
             with ticket.open("rb") as file:
                 check_private(ticket, os.fstat(file.fileno()).st_mode)

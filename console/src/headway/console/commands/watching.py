@@ -125,7 +125,7 @@ def status(
 
 def _journal_lines(run: Run) -> list[str]:
     """What is wrong with the journal, and that it was: what it held is not in the new one."""
-    from headway.trainer.client import damaged_of
+    from headway.controller.client import damaged_of
 
     trouble = run.journal_trouble
     lines = [trouble] if trouble else []

@@ -24,7 +24,7 @@ from headway.console.folder.records import RunRecords
 from headway.console.folder.run_list import age
 from headway.console.folder.starting import STARTING, Starter, encoded, starter_of
 from headway.console.hints import hint, refuse_elsewhere
-from headway.launch.leases import lease_of
+from headway.launch.lease.choose import lease_of
 from headway.trainer.config import RunConfig
 
 KEPT_ON_RESUME = (

@@ -20,7 +20,7 @@ from headway.console.folder.starting import Starter, starter_of
 from headway.console.hints import hint
 from headway.console.machine.peak import Peak, cached_peak
 from headway.launch.cluster import ClusterFolder
-from headway.launch.leases import lease_of
+from headway.launch.lease.choose import lease_of
 from headway.trainer.config import RunConfig
 
 TERMINAL_OUTCOMES = frozenset({"finished", "stopped", "failed"})
@@ -205,7 +205,7 @@ class RunRecords:
         """A remembered value of the journal, empty if there is none."""
         facts = dict(self.query("SELECT key, value FROM facts"))  # all: a key may be damaged
         if self._shared.damage:
-            from headway.trainer.client import kept_facts
+            from headway.controller.client import kept_facts
 
             facts = kept_facts(self.folder.database)
         return str(facts.get(key, ""))

@@ -24,9 +24,9 @@ from headway.console.hints import refuse_elsewhere
 from headway.console.lifecycle.machines import end_nodes
 from headway.console.run import Run
 from headway.launch.cluster import ClusterFolder
-from headway.launch.engines import of_bundle
-from headway.launch.joining.bundle import Bundle
-from headway.launch.local import LocalEngine
+from headway.launch.engines.choose import of_bundle
+from headway.launch.engines.local import LocalEngine
+from headway.launch.join.bundle import Bundle
 
 KILL_LIMIT_S = 10.0  # as in the janitor: a process with much memory takes seconds to end
 LOOK_S = 0.2

@@ -53,13 +53,14 @@ from headway.console.machine.preflight import (
     prepare_corpus,
 )
 from headway.console.run import Run
+from headway.controller.client import reopen
 from headway.launch.cluster import ClusterFolder
 from headway.launch.engine import Engine
-from headway.launch.engines import MachinesConfig
-from headway.launch.leases import lease_of
-from headway.launch.local import LocalEngine
+from headway.launch.engines.choose import MachinesConfig
+from headway.launch.engines.local import LocalEngine
+from headway.launch.lease.choose import lease_of
 from headway.launch.nodes import START_LIMIT_S, attach, detach, last_line
-from headway.trainer.client import check_first_weights, reopen, resolve_auto
+from headway.trainer.client import check_first_weights, resolve_auto
 from headway.trainer.config import LaunchConfig, RunConfig
 
 

@@ -18,7 +18,7 @@ from headway.console.lifecycle.shared_folder import check_possible, make_shared,
 from headway.console.run import Run
 from headway.dataloader import Dataset
 from headway.launch.cluster import ClusterFolder
-from headway.launch.engines import (
+from headway.launch.engines.choose import (
     Hardware,
     MachinesConfig,
     check_number,
@@ -29,13 +29,13 @@ from headway.launch.engines import (
     of_bundle,
     provide,
 )
-from headway.launch.joining import tokens
-from headway.launch.joining.bundle import Bundle
-from headway.launch.joining.corpus import Corpus, digest_of
-from headway.launch.leases import lease_of
-from headway.launch.machines.engine import MachinesEngine
+from headway.launch.engines.remote.engine import MachinesEngine
+from headway.launch.engines.slurm.config import SlurmConfig, SlurmRun
+from headway.launch.join import tokens
+from headway.launch.join.bundle import Bundle
+from headway.launch.join.corpus import Corpus, digest_of
+from headway.launch.lease.choose import lease_of
 from headway.launch.nodes import last_line_in
-from headway.launch.slurm.config import SlurmConfig, SlurmRun
 from headway.trainer.client import resolve_auto
 from headway.trainer.config import RunConfig
 

@@ -15,12 +15,12 @@ from headway.common.node.run_dir import new_run_id
 from headway.common.plan.memory import predict_all
 from headway.common.wire.keys import KeyPair
 from headway.console.machine.preflight import SHM_BESIDES_BYTES, shared_bytes
-from headway.launch.engines import facts_of
-from headway.launch.joining import tokens
-from headway.launch.joining.bundle import Bundle
-from headway.launch.joining.corpus import Corpus
-from headway.launch.kubernetes.config import KubernetesConfig
-from headway.launch.kubernetes.render import Needs, render
+from headway.launch.engines.choose import facts_of
+from headway.launch.engines.kubernetes.config import KubernetesConfig
+from headway.launch.engines.kubernetes.render import Needs, render
+from headway.launch.join import tokens
+from headway.launch.join.bundle import Bundle
+from headway.launch.join.corpus import Corpus
 from headway.trainer.config import RunConfig
 from headway.trainer.config.memory import memory_shape
 

@@ -13,8 +13,8 @@ from headway.common.errors import HeadwayError, InputError
 from headway.common.node.files import make_private_folder
 from headway.console.folder.claim import StillRunningError, has_led
 from headway.console.run import Run
-from headway.launch.engines import MachinesConfig
-from headway.launch.joining import records
+from headway.launch.engines.choose import MachinesConfig
+from headway.launch.join import records
 
 LINKED = ("control", "checkpoints")
 """Folders of a run that all machines see."""

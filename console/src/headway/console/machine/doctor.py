@@ -19,7 +19,7 @@ from headway.common.node.janitor import processes_of
 from headway.common.node.run_dir import RUN_ID, RunLock, shm_root, sock_root
 from headway.common.node.segment import check_processor
 from headway.console.machine.preflight import INSTALL_TORCH, MIN_FREE_BYTES, SHM
-from headway.launch.joining.needs import num_gpus
+from headway.launch.join.needs import num_gpus
 
 PYTHONS = ((3, 11), (3, 13))
 MIN_SHM_BYTES = 1 << 30

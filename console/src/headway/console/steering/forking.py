@@ -17,7 +17,7 @@ from headway.common.node.run_dir import RunDir, new_run_id
 from headway.console.folder.claim import check_name, check_resumable, keep_config
 from headway.console.folder.records import RunRecords
 from headway.console.hints import refuse_elsewhere
-from headway.trainer.client import inherit
+from headway.controller.client import inherit
 from headway.trainer.config import RunConfig
 
 

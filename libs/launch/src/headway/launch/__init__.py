@@ -9,7 +9,7 @@ from headway.common.lazy import lazy
 if TYPE_CHECKING:
     from headway.launch.cluster import ClusterFolder
     from headway.launch.engine import Engine, NodeLost
-    from headway.launch.local import LocalEngine
+    from headway.launch.engines.local import LocalEngine
 
 __all__ = ["ClusterFolder", "Engine", "LocalEngine", "NodeLost"]
 
@@ -17,5 +17,5 @@ __getattr__, __dir__ = lazy(
     __name__,
     cluster="ClusterFolder",
     engine="Engine NodeLost",
-    local="LocalEngine",
+    **{"engines.local": "LocalEngine"},
 )

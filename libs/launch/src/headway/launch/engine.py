@@ -6,6 +6,9 @@ from typing import Protocol
 
 from headway.common.errors import HeadwayError
 
+TERM_S = 30.0
+"""Between SIGTERM and SIGKILL: Slurm's KillWait and Kubernetes' grace period by default."""
+
 
 class NodeLost(HeadwayError):
     """The machine is gone: nothing can be started on it again."""

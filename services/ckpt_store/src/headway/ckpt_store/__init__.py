@@ -20,12 +20,14 @@ if TYPE_CHECKING:
         mark_generation,
         newest,
     )
+    from headway.ckpt_store.store_watch import StoreWatch
     from headway.ckpt_store.verify import read_shard, read_shard_into
 
 __all__ = [
     "CheckpointClient",
     "CheckpointInfo",
     "StoreConfig",
+    "StoreWatch",
     "complete",
     "has_mark",
     "look",
@@ -40,5 +42,6 @@ __getattr__, __dir__ = lazy(
     client="CheckpointClient",
     config="StoreConfig",
     folder="CheckpointInfo complete has_mark look mark_generation newest",
+    store_watch="StoreWatch",
     verify="read_shard read_shard_into",
 )

@@ -64,7 +64,7 @@ def _leave(place: Place) -> None:
 
     Where the run is resumed meanwhile, the node gets another init.
     """
-    from headway.launch.joining.leaving import bundle_of, leave  # needed here only
+    from headway.launch.join.leaving import bundle_of, leave  # needed here only
 
     bundle = bundle_of(place.cluster.parent)
     place.claim.unlink(missing_ok=True)

@@ -102,7 +102,7 @@ class Executor:
         sent = {ENV_BEAT_FD: str(fd), ENV_RESTARTED_FOR: restarted_for}
         try:
             process = spawn(
-                [sys.executable, "-m", "headway.trainer", *words],
+                [sys.executable, "-m", "headway.controller", *words],
                 log_path=log,
                 env={**place.environment("executor", os.environ), **sent},
                 keep_fds=[fd],

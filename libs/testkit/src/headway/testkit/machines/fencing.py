@@ -12,7 +12,7 @@ from headway.testkit.bed.writes import Write, Writes
 
 EVENTS = "SELECT unix_s, epoch, name, fields FROM events WHERE id >= ? ORDER BY id"
 """Of a journal: the rows for ``writes_after_fencing``, from the event before the fault on."""
-OF_DRIVER = ("-m headway.trainer driver", "-m headway.health monitor")
+OF_DRIVER = ("-m headway.controller driver", "-m headway.health monitor")
 
 
 def writes_after_fencing(

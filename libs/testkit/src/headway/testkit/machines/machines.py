@@ -16,9 +16,9 @@ from headway.common.config import to_toml
 from headway.common.errors import HeadwayError
 from headway.common.node.files import replace_file
 from headway.common.node.run_dir import shm_root, sock_root
-from headway.launch.hosts.config import Host, HostsConfig
-from headway.launch.joining import scratch
-from headway.launch.slurm.config import SlurmConfig
+from headway.launch.engines.slurm.config import SlurmConfig
+from headway.launch.engines.ssh.config import Host, HostsConfig
+from headway.launch.join import scratch
 from headway.testkit.bed import Bed, Process
 from headway.testkit.bed.node import Node
 from headway.testkit.bed.remote import Remote

@@ -8,9 +8,7 @@ from typing import Any, TypeVar
 import msgspec
 from headway.common.wire.messages.driver import NodeBeat, Relay, Seals, WorkerGone
 from headway.common.wire.messages.executor import LeftGeneration, WorkerBeat
-from headway.testkit.trainer.cluster_model.shell import LIMITS, RANKS
-from headway.trainer.config import RecoveryConfig
-from headway.trainer.control.decisions.events import (
+from headway.controller.decisions.events import (
     Action,
     BeginGeneration,
     Done,
@@ -22,7 +20,9 @@ from headway.trainer.control.decisions.events import (
     Start,
     Tick,
 )
-from headway.trainer.control.decisions.state import RunState
+from headway.controller.decisions.state import RunState
+from headway.testkit.trainer.cluster_model.shell import LIMITS, RANKS
+from headway.trainer.config import RecoveryConfig
 
 T = TypeVar("T")
 

@@ -30,10 +30,10 @@ from headway.common.wire.messages.executor import (
     WorkerBeat,
 )
 from headway.launch.cluster import ClusterFolder
-from headway.launch.joining import tokens
-from headway.launch.joining.bundle import Bundle
-from headway.launch.joining.client import this_machine
-from headway.launch.lease import FileLease, Holder
+from headway.launch.join import tokens
+from headway.launch.join.bundle import Bundle
+from headway.launch.join.client import this_machine
+from headway.launch.lease.file import FileLease, Holder
 from headway.testkit.trainer.sessions import one_rank
 from headway.trainer.config import RecoveryConfig, RunConfig
 
@@ -90,7 +90,14 @@ class Place:
 
     def start_as(self, epoch: int) -> subprocess.Popen[bytes]:
         """Start a driver with this epoch."""
-        command = [sys.executable, "-m", "headway.trainer", "driver", "--run", str(self.run.path)]
+        command = [
+            sys.executable,
+            "-m",
+            "headway.controller",
+            "driver",
+            "--run",
+            str(self.run.path),
+        ]
         command += ["--cluster", str(self.cluster.path), "--node", "0", "--epoch", str(epoch)]
         with (self.run.path / "driver.log").open("ab") as log:
             self.processes.append(subprocess.Popen(command, stdout=log, stderr=log))

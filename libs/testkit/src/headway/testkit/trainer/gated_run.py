@@ -22,10 +22,10 @@ from headway.common.wire.client import Client
 from headway.common.wire.keys import KeyPair
 from headway.common.wire.messages.driver import Join, Joined
 from headway.launch.cluster import ClusterFolder
-from headway.launch.joining import tokens
-from headway.launch.joining.bundle import Bundle
-from headway.launch.joining.client import this_machine
-from headway.launch.lease import FileLease, Holder
+from headway.launch.join import tokens
+from headway.launch.join.bundle import Bundle
+from headway.launch.join.client import this_machine
+from headway.launch.lease.file import FileLease, Holder
 from headway.trainer.config import RunConfig
 
 NODES = 4
@@ -74,7 +74,7 @@ class GatedRun:
         lease = FileLease(self.run.control, lambda _: True)
         assert lease.claim(0) == 1
         words = ["--run", self.run.path, "--cluster", self.cluster.path, "--node", 0, "--epoch", 1]
-        command = [sys.executable, "-m", "headway.trainer", "driver", *map(str, words)]
+        command = [sys.executable, "-m", "headway.controller", "driver", *map(str, words)]
         with self.log.open("ab") as log:
             driver = subprocess.Popen(command, stdout=log, stderr=log, env=child_environment())
         try:

@@ -27,11 +27,11 @@ from headway.trainer.comm.gloo import GlooComm
 from headway.trainer.comm.groups import Groups
 from headway.trainer.comm.p2p import PipeComm
 from headway.trainer.config import RunConfig
-from headway.trainer.generation import Session, Source
-from headway.trainer.hooks import Directive, StepHooks, StepResult
 from headway.trainer.model.chunk import Forward
 from headway.trainer.model.tape import Tape
-from headway.trainer.pipeline import Pipeline
+from headway.trainer.pipeline.executor import Pipeline
+from headway.trainer.session.hooks import Directive, StepHooks, StepResult
+from headway.trainer.session.session import Session, Source
 
 TIMEOUT_S = 5.0
 """gloo's own limit, which frees a thread that began an operation as its connection was cut."""

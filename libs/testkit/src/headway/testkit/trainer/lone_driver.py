@@ -13,7 +13,7 @@ from headway.common.wire.messages.driver import NodeBeat, Relay, Report, Seals, 
 from headway.common.wire.messages.executor import DriverBeat
 from headway.common.wire.server import Server
 from headway.launch.cluster import ClusterFolder
-from headway.launch.lease import FileLease, Holder, SupersededError, Tenure
+from headway.launch.lease.file import FileLease, Holder, SupersededError, Tenure
 
 RENEW_S = 0.2
 

@@ -17,13 +17,13 @@ from typing import Any
 import torch
 from headway.common.plan.schedule import forward_only, generate, lower
 from headway.common.plan.schedule.actions import COMPUTE, RECEIVES, Action, Kind, Schedule
-from headway.trainer.batches import MicroBatch
 from headway.trainer.comm.channel import Channels
 from headway.trainer.comm.factories import LANES, NcclFactory
 from headway.trainer.comm.p2p import PipeComm
+from headway.trainer.data.batches import MicroBatch
+from headway.trainer.device.recorder import NoRecorder
 from headway.trainer.model.chunk import Forward
-from headway.trainer.pipeline import Pipeline
-from headway.trainer.recorder import NoRecorder
+from headway.trainer.pipeline.executor import Pipeline
 
 SHAPES = [
     (name, pp, vp)

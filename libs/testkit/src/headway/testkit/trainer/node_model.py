@@ -14,10 +14,10 @@ from dataclasses import dataclass, field, replace
 from headway.common.node.process import ProcessId
 from headway.common.wire.messages.executor import DriverBeat, WorkerBeat
 from headway.common.wire.messages.service import ServiceBeat
-from headway.launch.lease import Holder, LeaseView
+from headway.controller.executor import node_events as on
+from headway.controller.executor.guardian import SERVICES, Guardian, NodeFacts
+from headway.launch.lease.file import Holder, LeaseView
 from headway.trainer.config import LaunchConfig, ParallelConfig, RunConfig
-from headway.trainer.control.node import node_events as on
-from headway.trainer.control.node.guardian import SERVICES, Guardian, NodeFacts
 
 RUN_ID = "0badcafe"
 TICK_S = 0.25

@@ -11,9 +11,9 @@ from headway.common.node.arena_file import open_or_replace
 from headway.testkit.trainer.layouts import small_run
 from headway.trainer.comm.groups import Groups
 from headway.trainer.config import RunConfig
-from headway.trainer.generation import ArenaFactory, Session
-from headway.trainer.hooks import StepHooks, StepResult
-from headway.trainer.layout_check import difference
+from headway.trainer.session.hooks import StepHooks, StepResult
+from headway.trainer.session.session import ArenaFactory, Session
+from headway.trainer.state.layout_check import difference
 
 RUN_ID = "0123abcd"
 VOCABULARY = 320

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
-from headway.trainer.batches import DataFactory, Split
 from headway.trainer.config import RunConfig
+from headway.trainer.data.batches import DataFactory, Split
 
 
 @dataclass(frozen=True)

@@ -23,10 +23,10 @@ from headway.trainer.comm.channel import Channels
 from headway.trainer.comm.groups import Groups, build
 from headway.trainer.comm.interface import Aborted
 from headway.trainer.config import RunConfig
-from headway.trainer.device import take_device
-from headway.trainer.generation import ArenaFactory, Session, Source
-from headway.trainer.hooks import StepHooks, StepResult
-from headway.trainer.layout_check import difference
+from headway.trainer.device.choose import take_device
+from headway.trainer.session.hooks import StepHooks, StepResult
+from headway.trainer.session.session import ArenaFactory, Session, Source
+from headway.trainer.state.layout_check import difference
 
 TIMEOUT_S = 20.0
 Array = npt.NDArray[Any]

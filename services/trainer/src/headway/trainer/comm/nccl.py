@@ -21,7 +21,7 @@ from headway.common.wire.addresses import interface_of
 from headway.trainer.comm.channel import Channels
 from headway.trainer.comm.interface import Comm, Op, StuckTransport, Ticket
 from headway.trainer.comm.p2p import Direction, PipeComm
-from headway.trainer.device import set_environment
+from headway.trainer.device.choose import set_environment
 
 _dist: Any = torch.distributed  # its stubs lack the stores and the methods of a bare group
 _OPS = {"sum": _dist.ReduceOp.SUM, "max": _dist.ReduceOp.MAX}

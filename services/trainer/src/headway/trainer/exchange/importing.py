@@ -17,7 +17,7 @@ from headway.trainer.exchange.folder import HuggingFaceFolder
 from headway.trainer.exchange.place import new_folder
 from headway.trainer.exchange.report import Moved, count
 from headway.trainer.exchange.source import MODEL_TOML, TOKENIZER
-from headway.trainer.snapshot import Extra
+from headway.trainer.state.snapshot import Extra
 
 COPIED = (
     TOKENIZER,

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from headway.common.node.flight import WAITING
 from headway.common.plan.schedule.actions import Kind
 from headway.trainer.comm.interface import Comm, Ticket
-from headway.trainer.recorder import Recorder
+from headway.trainer.device.recorder import Recorder
 from headway.trainer.state.flat import FlatChunk
 
 

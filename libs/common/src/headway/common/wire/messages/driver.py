@@ -179,7 +179,7 @@ class Command(Message, tag="driver.command/1"):
     force: bool = False
     """With ``set``: accept a value that looks like a typing error."""
     fault: str = ""
-    """With ``inject``: one of ``headway.trainer.control.faults.FAULTS``."""
+    """With ``inject``: one of ``headway.controller.faults.faults.FAULTS``."""
     rank: int = -1
     node: int = -1
     duration_s: float = 0.0
@@ -315,7 +315,7 @@ class Join(Message, tag="driver.join/1"):
 
     node: int
     token: str
-    """From the engine, see ``headway.launch.joining.tokens``."""
+    """From the engine, see ``headway.launch.join.tokens``."""
     uid: str
     """Of the machine, the same at each boot."""
     boot_id: str
@@ -354,4 +354,4 @@ class Joined(Message, tag="driver.joined/1"):
     node: int
     epoch: int
     bundle: str
-    """What the node needs to carry the run: ``headway.launch.joining.bundle``, as JSON."""
+    """What the node needs to carry the run: ``headway.launch.join.bundle``, as JSON."""

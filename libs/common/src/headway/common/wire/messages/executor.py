@@ -377,7 +377,7 @@ class Inject(Message, tag="executor.inject/1"):
     target: str
     """``worker`` (with ``rank``) or the name of a service."""
     fault: str
-    """One of ``headway.trainer.control.faults.FAULTS``."""
+    """One of ``headway.controller.faults.faults.FAULTS``."""
     rank: int = -1
     duration_s: float = 0.0
     """How long a temporary fault lasts, 0 for its default."""

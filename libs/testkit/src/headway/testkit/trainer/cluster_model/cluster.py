@@ -15,12 +15,12 @@ from headway.common.wire.messages.executor import (
     ToWorker,
 )
 from headway.common.wire.messages.worker import Assign, Steer
+from headway.controller.decisions.events import BeginGeneration, Finish, Judged, Steered
+from headway.controller.decisions.state import RunState
 from headway.testkit.trainer.cluster_model.network import Network
 from headway.testkit.trainer.cluster_model.node import FakeNode, FakeWorker
 from headway.testkit.trainer.cluster_model.shell import LIMITS, RANKS, STEPS, Disk, Driver
 from headway.trainer.config import RecoveryConfig
-from headway.trainer.control.decisions.events import BeginGeneration, Finish, Judged, Steered
-from headway.trainer.control.decisions.state import RunState
 
 TICK_S = 0.1
 FROZEN_S = 2.0

@@ -6,8 +6,8 @@ import random
 from collections import Counter
 from collections.abc import Callable, Sequence
 
+from headway.controller.decisions.events import DrainNode, EvictNode, ExecutorEnded, Rebooted
 from headway.testkit.trainer.cluster_model.cluster import FakeCluster
-from headway.trainer.control.decisions.events import DrainNode, EvictNode, ExecutorEnded, Rebooted
 
 NODES = 4
 STEPS = 150

@@ -9,9 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from headway.common.wire.messages.worker import Steer
-from headway.testkit.trainer.cluster_model.node import FakeNode
-from headway.trainer.config import RecoveryConfig
-from headway.trainer.control.decisions.events import (
+from headway.controller.decisions.events import (
     Action,
     Answer,
     AwaitCheckpoint,
@@ -32,7 +30,9 @@ from headway.trainer.control.decisions.events import (
     Start,
     Tick,
 )
-from headway.trainer.control.decisions.state import PHASES, RunState
+from headway.controller.decisions.state import PHASES, RunState
+from headway.testkit.trainer.cluster_model.node import FakeNode
+from headway.trainer.config import RecoveryConfig
 
 SLACK_S = 1.5
 STEPS = 30

@@ -1,0 +1,1 @@
+"""What provides machines: this one, hosts over ssh, Slurm, Kubernetes."""

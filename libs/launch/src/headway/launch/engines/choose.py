@@ -1,0 +1,185 @@
+"""Chooses the engine of a run from what its folder records."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from headway.common.config import from_dict, to_dict
+from headway.common.errors import HeadwayError, InputError
+from headway.common.node.run_dir import RunDir
+from headway.launch.cluster import ClusterFolder
+from headway.launch.engine import Engine
+from headway.launch.engines.kubernetes.config import KubernetesConfig
+from headway.launch.engines.kubernetes.machines import KubernetesMachines
+from headway.launch.engines.local import LocalEngine
+from headway.launch.engines.remote import reach
+from headway.launch.engines.remote.engine import Machines, MachinesEngine
+from headway.launch.engines.slurm.allocation import allocate
+from headway.launch.engines.slurm.config import SlurmConfig, SlurmRun
+from headway.launch.engines.slurm.machines import SlurmMachines
+from headway.launch.engines.ssh.config import HostsConfig
+from headway.launch.engines.ssh.machines import HostMachines
+from headway.launch.join.bundle import Bundle
+
+MachinesConfig = HostsConfig | SlurmConfig | KubernetesConfig
+DESCRIBE_LIMIT_S = 30.0
+
+
+@dataclass(frozen=True)
+class _Kind:
+    """A kind of engine over machines."""
+
+    config: type[MachinesConfig]
+    """What a bundle keeps of it."""
+    machines: Callable[[Bundle, Any], Machines]
+
+
+_KINDS = {
+    "hosts": _Kind(HostsConfig, lambda _, config: HostMachines(config)),
+    "slurm": _Kind(
+        SlurmRun,
+        lambda bundle, config: SlurmMachines(bundle.run_id, str(bundle.control), config),
+    ),
+    "kubernetes": _Kind(
+        KubernetesConfig,
+        lambda bundle, config: KubernetesMachines(bundle.name, bundle.nodes, config.scratch),
+    ),
+}
+
+
+def engine_of(run: RunDir, cluster: ClusterFolder) -> Engine:
+    """The engine that the run's bundle names, or the local one if it has no bundle.
+
+    Raises:
+        InputError: the bundle is damaged, or names no engine of this version.
+    """
+    if not run.bundle.exists():
+        return LocalEngine(cluster)
+    return of_bundle(Bundle.load(run.bundle))
+
+
+def of_bundle(bundle: Bundle) -> MachinesEngine:
+    """The engine that a bundle names.
+
+    Raises:
+        InputError: this version has none of that name.
+    """
+    config = config_of(bundle.engine)
+    return MachinesEngine(bundle, _KINDS[bundle.engine["kind"]].machines(bundle, config))
+
+
+def provide(
+    config: MachinesConfig,
+    nodes: int,
+    *,
+    run_id: str,
+    control: Path,
+    report: Callable[[str], None],
+) -> MachinesConfig:
+    """The machines of one run, which ``check_number`` has admitted; returns what its bundle keeps
+    of them.
+
+    Args:
+        config: the cluster's.
+        nodes: of the run, spares included.
+        run_id: the run's id.
+        control: its folder for lease and journal.
+        report: called with a line of progress while waiting for them.
+
+    Raises:
+        HeadwayError: they cannot be allocated.
+    """
+    if isinstance(config, SlurmConfig):
+        return allocate(config, run_id, str(control), nodes, report)
+    assert isinstance(config, HostsConfig)
+    return config.first(nodes)
+
+
+def check_number(config: MachinesConfig, nodes: int) -> None:
+    """Whether a run of so many nodes can have machines, as far as is known without asking for any.
+
+    Raises:
+        InputError: it cannot.
+    """
+    if isinstance(config, KubernetesConfig):
+        raise InputError(
+            "`headway run` cannot start pods",
+            remedy="apply the output of `headway cluster render kubernetes`",
+        )
+    if isinstance(config, SlurmConfig):
+        if shutil.which("sbatch") is None:
+            raise InputError(
+                "there is no sbatch on this machine's PATH",
+                remedy="start the run where Slurm's commands are installed",
+            )
+    elif nodes > (there := len(config.hosts)):
+        raise InputError(
+            f"the run needs {nodes} nodes, hosts.toml lists {there}",
+            remedy="add machines, or set launch.nodes and launch.spares",
+        )
+
+
+def check_reached(config: MachinesConfig, nodes: int) -> None:
+    """Whether listed machines let us in, so that a start does not fail after half of them.
+
+    Raises:
+        UnreachableError: one does not.
+    """
+    if isinstance(config, HostsConfig):
+        HostMachines(config).check_reached(nodes)
+
+
+@dataclass(frozen=True)
+class Hardware:
+    """What a machine of a cluster has, as far as is known before it joins a run."""
+
+    gpus: int
+    cpuinfo: str | None = None
+    """The flags of its processor; None: not known."""
+
+
+def hardware_of(config: MachinesConfig, ranks: int) -> Hardware:
+    """Of the first host, which is asked. Slurm's machines have a GPU for each of a node's ``ranks``
+    if the job asks for GPUs.
+
+    Raises:
+        HeadwayError: the host is not reached, or Headway is not installed on it.
+    """
+    if isinstance(config, HostsConfig):
+        text = HostMachines(config).call(0, "describe", "", limit_s=DESCRIBE_LIMIT_S)
+        try:
+            found = json.loads(reach.last_line(text))
+            return Hardware(int(found["gpus"]), str(found["cpu_flags"]))
+        except (ValueError, KeyError, TypeError) as error:
+            raise HeadwayError(
+                f"{config.hosts[0].name} printed {text[-80:]!r} and not what it has",
+                remedy="the start-up files of its shell must print nothing for a command",
+            ) from error
+    return Hardware(ranks if isinstance(config, SlurmConfig) and config.asks_for_gpus else 0)
+
+
+def config_of(facts: Mapping[str, Any]) -> MachinesConfig:
+    """What ``facts_of`` has kept.
+
+    Raises:
+        InputError: this version has no such engine.
+    """
+    kind = facts.get("kind", "")
+    if kind not in _KINDS:
+        raise InputError(
+            f"unknown engine {kind!r}", remedy="use the version of Headway that created this"
+        )
+    return from_dict(
+        _KINDS[kind].config, {key: value for key, value in facts.items() if key != "kind"}
+    )
+
+
+def facts_of(config: MachinesConfig) -> dict[str, Any]:
+    """What ``cluster.json`` and a bundle keep of the engine."""
+    kind = next(name for name, kind in _KINDS.items() if issubclass(kind.config, type(config)))
+    return {"kind": kind, **to_dict(config)}

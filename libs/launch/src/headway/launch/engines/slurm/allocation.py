@@ -1,0 +1,147 @@
+"""An allocation for a new run, and the jobs of a run in general."""
+
+from __future__ import annotations
+
+import contextlib
+import ipaddress
+import shlex
+import socket
+import time
+from collections.abc import Callable, Sequence
+
+from headway.common.errors import DeadlineError, HeadwayError
+from headway.launch.engines.remote.reach import UnreachableError
+from headway.launch.engines.slurm import commands
+from headway.launch.engines.slurm.config import SlurmConfig, SlurmRun
+
+POLL_S = 2.0
+
+
+def job_name(run_id: str) -> str:
+    """Of a run's allocation."""
+    return f"headway-{run_id}"
+
+
+def submit(config: SlurmConfig, name: str, nodes: int, control: str, *words: str) -> str:
+    """Queue a job whose batch script, ``hold``, ends it when no driver leads the run; returns its
+    number."""
+    keeps = ["--no-kill"] if nodes > 1 else []  # a job of one machine ends with it
+    options = [*keeps, f"--signal=USR1@{config.notice_s}", *config.options]
+    script = [config.python, "-m", "headway.launch.engines.slurm.hold", control, *words]
+    return commands.submit(name, nodes, options, [shlex.quote(word) for word in script])
+
+
+def allocate(
+    config: SlurmConfig, run_id: str, control: str, nodes: int, report: Callable[[str], None]
+) -> SlurmRun:
+    """Queue the allocation of a run and wait until it runs.
+
+    Raises:
+        HeadwayError: Slurm refuses it, cannot give so many machines, or it ended before it ran;
+            nothing stays queued.
+    """
+    name = job_name(run_id)
+    try:
+        number = submit(config, name, nodes, control)
+    except (commands.RefusedError, DeadlineError):  # nothing is queued
+        raise
+    except BaseException:  # it may be queued all the same; Ctrl-C too
+        _cancel(f"--name={name}", report)
+        raise
+    try:
+        job = _running(name, number, nodes, report)
+        hosts = _by_switch(commands.hosts_of(job.nodes))
+        return SlurmRun.of(config, number, hosts, network_of(hosts))
+    except BaseException:
+        _cancel(number, report)
+        raise
+
+
+def _running(name: str, number: str, nodes: int, report: Callable[[str], None]) -> commands.Job:
+    """The job once it runs; reports what it waits for."""
+    said = ""
+    while True:
+        found = [job for job in _jobs_while_down(name) if job.id == number]
+        if not found:
+            raise HeadwayError(
+                f"Slurm job {number} ended before it started",
+                remedy=f"see `sacct -j {number}` or `scontrol show job {number}`",
+            )
+        [job] = found
+        if job.state == "RUNNING":
+            return job
+        if job.reason != said and job.reason not in ("None", ""):
+            said = job.reason
+            report(f"waiting for Slurm's job {number} ({nodes} machines): {said}")
+        if said == "PartitionNodeLimit":
+            _check_partition(number, nodes)
+        time.sleep(POLL_S if said else POLL_S / 10)
+
+
+def _check_partition(number: str, nodes: int) -> None:
+    """Slurm gives the same reason where too few machines are up, for which waiting helps."""
+    most = None
+    with contextlib.suppress(UnreachableError):
+        most = commands.most_nodes(number)
+    if most is not None and most < nodes:
+        raise HeadwayError(
+            f"the run needs {nodes} machines, Slurm's partition gives a job at most {most}",
+            remedy="set launch.nodes and launch.spares, or another partition by SBATCH_PARTITION",
+        )
+
+
+def _cancel(queued: str, report: Callable[[str], None]) -> None:
+    try:
+        commands.cancel(queued)
+    except HeadwayError as error:
+        report(f"a job may still be queued ({error}): end it by `scancel {queued}`")
+
+
+def _by_switch(hosts: tuple[str, ...]) -> tuple[str, ...]:
+    """The machines sorted by switch, because ranks that exchange most data have neighbouring
+    numbers."""
+    try:
+        switches = commands.switches_of(hosts)
+    except HeadwayError:  # the order only matters for speed
+        return hosts
+    first = {above: at for at, above in reversed(list(enumerate(switches)))}
+    above_of = dict(zip(hosts, switches, strict=True))
+
+    def place(host: str) -> tuple[int, ...]:
+        """Of the first machine below each of its switches, from the top one down."""
+        above = above_of[host]
+        return tuple(
+            min(at for other, at in first.items() if other[:depth] == above[:depth])
+            for depth in range(1, len(above) + 1)
+        )
+
+    return tuple(sorted(hosts, key=place))
+
+
+def network_of(hosts: Sequence[str]) -> str:
+    """The smallest network, of at least 256 addresses, with every machine as Slurm reaches it.
+
+    Raises:
+        HeadwayError: a machine's name is unknown here.
+    """
+    numbers = []
+    for address in commands.addresses_of(hosts):
+        try:
+            numbers.append(int(ipaddress.IPv4Address(socket.gethostbyname(address))))
+        except OSError as error:
+            raise HeadwayError(
+                f"cannot resolve {address}: {error.strerror}",
+                remedy='set the network, such as launch.interface="10.0.0.0/16"',
+            ) from error
+    differing = max(one ^ numbers[0] for one in numbers).bit_length()
+    prefix = 32 - max(differing, 8)
+    return str(ipaddress.IPv4Network((numbers[0], prefix), strict=False))
+
+
+def _jobs_while_down(name: str) -> list[commands.Job]:
+    """The jobs of that name, asked again while the controller is away."""
+    while True:
+        try:
+            return commands.jobs([name])
+        except UnreachableError:
+            time.sleep(POLL_S)

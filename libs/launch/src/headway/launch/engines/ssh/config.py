@@ -1,0 +1,95 @@
+"""``hosts.toml``: the machines of a cluster, and how a command is run on one of them.
+
+shared = "/mnt/shared/headway"      # a folder that all machines see, for checkpoints
+python = "/opt/headway/bin/python"  # on each machine, Headway installed
+
+[[hosts]]
+name = "gpu-01"
+[[hosts]]
+name = "gpu-02"
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from headway.common.errors import ConfigError
+from headway.launch.engines.remote import hooks
+from headway.launch.engines.remote.config_file import check_absolute, check_python, read_config
+from headway.launch.join.scratch import DEFAULT
+
+SSH = (
+    "ssh",
+    "-o", "BatchMode=yes",
+    "-o", "ConnectTimeout=5",
+    "-o", "ServerAliveInterval=2",
+    "-o", "ServerAliveCountMax=3",
+    "{name}",
+)  # fmt: skip
+_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.:@-]*")
+
+
+@dataclass(frozen=True)
+class Host:
+    """One machine."""
+
+    name: str
+    """As the command that reaches it knows it."""
+
+
+@dataclass(frozen=True)
+class HostsConfig:
+    """The file ``hosts.toml``."""
+
+    shared: str
+    """A folder that every machine sees at this path, with room for the checkpoints."""
+    hosts: tuple[Host, ...]
+    """Spares included; node K is the K-th of them."""
+    python: str = "python3"
+    """Python of the installation, on each machine."""
+    reach: tuple[str, ...] = SSH
+    """Command that runs its arguments on the machine ``{name}``, passing on standard input, output
+    and the exit code. It must work on every node too, because each may have to host the driver."""
+    fence: tuple[str, ...] = ()
+    """Command that powers off an unreachable machine, such as
+    ``["ipmitool", "-H", "{name}-bmc", "power", "off"]``; its exit code 0 confirms it."""
+    drain: tuple[str, ...] = ()
+    """Command that takes a machine out of service after a verdict has condemned it, with
+    ``{name}`` and ``{reason}``; it is run once."""
+    scratch: str = DEFAULT
+    """Folder on each machine's own disk, for logs and keys; ``{uid}`` is the user's number there.
+    It must belong to that user or to root."""
+
+    def __post_init__(self) -> None:
+        names = [host.name for host in self.hosts]
+        if not names:
+            raise ConfigError("hosts is empty", remedy="add a [[hosts]] table for each machine")
+        for name in names:
+            if not _NAME.fullmatch(name):
+                raise ConfigError(
+                    f"hosts: {name!r} is not a valid host name", remedy="write a host name"
+                )
+        if twice := {name for name, number in Counter(names).items() if number > 1}:
+            raise ConfigError(
+                f"hosts: {', '.join(sorted(twice))} is listed twice",
+                remedy="list each machine once",
+            )
+        check_absolute(shared=self.shared, scratch=self.scratch)
+        check_python(self.python)
+        for key in ("reach", "fence", "drain"):
+            hooks.check(key, getattr(self, key))
+
+    @classmethod
+    def read(cls, path: Path) -> HostsConfig:
+        """
+        Raises:
+            ConfigError: as ``read_config``.
+        """
+        return read_config(cls, path)
+
+    def first(self, count: int) -> HostsConfig:
+        """The same with the first machines only."""
+        return replace(self, hosts=self.hosts[:count])

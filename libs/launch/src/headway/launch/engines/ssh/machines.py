@@ -1,0 +1,88 @@
+"""The listed machines, reached by a command: node K of the run is the K-th of the list."""
+
+from __future__ import annotations
+
+import shlex
+from concurrent.futures import ThreadPoolExecutor
+
+from headway.launch.engine import NodeLost
+from headway.launch.engines.remote import hooks, reach
+from headway.launch.engines.remote.engine import AT_ONCE
+from headway.launch.engines.remote.reach import UnreachableError
+from headway.launch.engines.ssh.config import HostsConfig
+
+START_LIMIT_S = 90.0
+REACH_LIMIT_S = 20.0
+SSH_FAILED = 255
+"""Exit code of ssh(1) where it could not connect."""
+NOT_RUN = (126, 127)
+"""Of a shell: the program cannot be read or is absent, as where a disk is dying."""
+
+
+class HostMachines:
+    """Implements ``Machines``. The init that it starts outlives the command."""
+
+    def __init__(self, config: HostsConfig) -> None:
+        self._config, self.scratch = config, config.scratch
+
+    def name_of(self, node: int) -> str:
+        """The machine of a node. Raises NodeLost if the list has none."""
+        if not 0 <= node < len(self._config.hosts):
+            raise NodeLost(
+                f"hosts.toml lists {len(self._config.hosts)} machines, none for node {node}",
+                remedy="add machines, or use fewer nodes and spares",
+            )
+        return self._config.hosts[node].name
+
+    def start(self, node: int, ticket: str, *, kill_hung: bool) -> None:
+        """See ``Machines``."""
+        words = ["start", *(["--kill-hung"] if kill_hung else [])]
+        self._run(node, words, ticket, START_LIMIT_S)
+
+    def check_reached(self, nodes: int) -> None:
+        """Raises UnreachableError for the first of so many machines that is not reached."""
+        with ThreadPoolExecutor(AT_ONCE, thread_name_prefix="machines") as pool:
+            asked = [pool.submit(self._ask, n, ["true"], "", REACH_LIMIT_S) for n in range(nodes)]
+        for one in asked:
+            one.result()
+
+    def call(self, node: int, verb: str, ticket: str, *, limit_s: float) -> str:
+        """See ``Machines``."""
+        return self._run(node, [verb], ticket, limit_s)
+
+    def _run(self, node: int, words: list[str], stdin: str, limit_s: float) -> str:
+        return self._ask(node, [self._config.python, *reach.MODULE, *words], stdin, limit_s)
+
+    def _ask(self, node: int, words: list[str], stdin: str, limit_s: float) -> str:
+        """ssh hands its words to a shell on the machine, so they are quoted."""
+        name = self.name_of(node)
+        asked = [*hooks.named(self._config.reach, name), *map(shlex.quote, words)]
+        found = reach.run(asked, name=name, stdin=stdin, limit_s=limit_s)
+        if found.returncode == SSH_FAILED:
+            line = reach.last_line(found.stderr) or "no output"
+            raise UnreachableError(
+                f"{name} cannot be reached: {line}",
+                remedy="check that it is up and that you can log in without a password",
+            )
+        if found.returncode in NOT_RUN:  # what runs there is not known
+            raise UnreachableError(
+                f"{name} cannot run {words[0]}: {reach.last_line(found.stderr) or 'no output'}",
+                remedy="check `python` and `reach` in hosts.toml, then the machine's disk",
+            )
+        if found.returncode:
+            raise reach.refusal(name, found.returncode, found.stderr, found.stdout)
+        return found.stdout
+
+    def cut_off(self, node: int, *, limit_s: float) -> bool:
+        """Whether the fence command confirms that the machine does nothing any more."""
+        return hooks.cut_off(self._config.fence, self.name_of(node), limit_s=limit_s)
+
+    def report_bad(self, node: int, reason: str, *, limit_s: float) -> None:
+        """See ``Machines``."""
+        hooks.drain(self._config.drain, self.name_of(node), reason, limit_s=limit_s)
+
+    def sweep(self) -> None:
+        """A machine that is down is swept when a node next starts on it."""
+
+    def release(self) -> None:
+        """The machines stay as they are."""

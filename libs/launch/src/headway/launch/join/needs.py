@@ -1,0 +1,45 @@
+"""What a machine has, and whether that is enough for a node of the run: GPUs, shared memory."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+from headway.common.errors import InputError
+from headway.launch.join.bundle import Bundle
+
+SHM = "/dev/shm"
+GPUS = Path("/proc/driver/nvidia/gpus")
+CPUINFO = Path("/proc/cpuinfo")
+
+
+def num_gpus() -> int:
+    """GPUs that the NVIDIA driver of this machine reports."""
+    return len(list(GPUS.iterdir())) if GPUS.is_dir() else 0
+
+
+def describe() -> str:
+    """``gpus``: number of GPUs. ``cpu_flags``: the processor's, as in ``/proc/cpuinfo``; JSON."""
+    lines = CPUINFO.read_text().splitlines()
+    flags = next((one for one in lines if one.startswith(("flags", "Features"))), "")
+    return json.dumps({"gpus": num_gpus(), "cpu_flags": flags})
+
+
+def check(bundle: Bundle) -> None:
+    """
+    Raises:
+        InputError: there are too few GPUs, or too little shared memory is free.
+    """
+    if (there := num_gpus()) < bundle.gpus:
+        raise InputError(
+            f"this machine has {there} GPUs, a node of the run needs {bundle.gpus}",
+            remedy="use another machine, or set launch.ranks_per_node and parallel",
+        )
+    free_bytes = shutil.disk_usage(SHM).free
+    if free_bytes < bundle.shm_bytes:
+        raise InputError(
+            f"{SHM} of this machine has {free_bytes >> 20} MiB free, the snapshots of a node need "
+            f"{bundle.shm_bytes >> 20} MiB",
+            remedy="enlarge it (mount -o remount,size=... /dev/shm)",
+        )

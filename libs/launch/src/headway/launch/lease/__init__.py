@@ -1,0 +1,1 @@
+"""Who may lead a run: a lease in a folder or at Kubernetes."""

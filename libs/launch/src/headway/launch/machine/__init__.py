@@ -1,0 +1,1 @@
+"""The commands that engines run on a machine."""

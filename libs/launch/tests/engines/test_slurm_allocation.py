@@ -1,0 +1,177 @@
+"""The allocation of a run, with answers recorded from Slurm 22.05; see test_slurm.py."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from headway.common.errors import HeadwayError
+from headway.launch.engines.slurm import commands
+from headway.launch.engines.slurm.allocation import _by_switch, allocate, job_name, network_of
+from headway.launch.engines.slurm.config import SlurmConfig
+
+RUN = "0123abcd"
+NO_CONTROLLER = "slurm_load_jobs error: Unable to contact slurm controller (connect failure)"
+
+
+def _asked(tmp_path: Path) -> list[str]:
+    return (tmp_path / "asked").read_text().splitlines()
+
+
+# ---- the topology -------------------------------------------------------------------------------
+TREE = """\
+SwitchName=rack0 Level=0 LinkSpeed=1 Nodes=node-0,node-3
+SwitchName=rack1 Level=0 LinkSpeed=1 Nodes=node-1,node-4
+SwitchName=rack2 Level=0 LinkSpeed=1 Nodes=node-2
+SwitchName=row0 Level=1 LinkSpeed=1 Nodes=node-[0,2-3] Switches=rack0,rack2
+SwitchName=row1 Level=1 LinkSpeed=1 Nodes=node-[1,4] Switches=rack1
+SwitchName=spine Level=2 LinkSpeed=1 Nodes=node-[0-4] Switches=row0,row1"""
+
+
+def test_machines_at_one_switch_get_neighbouring_numbers(slurm: Callable[..., None]) -> None:
+    expand = "sed 's/node-\\[0,2-3\\]/node-0,node-2,node-3/; s/node-\\[1,4\\]/node-1,node-4/"
+    expand += "; s/node-\\[0-4\\]/node-0,node-1,node-2,node-3,node-4/' | tr , '\\n'"
+    answer = f"cat <<'END'\n{TREE}\nEND"
+    slurm("scontrol", text=f'case $2 in topology) {answer}\n;; *) echo "$3" | {expand};; esac')
+    hosts = tuple(f"node-{number}" for number in range(5))
+    assert _by_switch(hosts) == ("node-0", "node-3", "node-2", "node-1", "node-4")
+    assert _by_switch(hosts[1:3]) == ("node-1", "node-2")
+
+
+@pytest.mark.parametrize("answer", ["", "BlockName=b1 BlockIndex=0 Nodes=node-[0-2] BlockSize=3"])
+def test_without_switches_slurms_own_order_stays(slurm: Callable[..., None], answer: str) -> None:
+    slurm("scontrol", answer)
+    assert _by_switch(("node-2", "node-0", "node-1")) == ("node-2", "node-0", "node-1")
+
+
+def test_the_network_is_the_smallest_that_has_every_machine(
+    slurm: Callable[..., None],
+) -> None:
+    slurm("scontrol", "NodeName=a Arch=x86_64 NodeAddr=10.7.1.4 X=1\nNodeName=b NodeAddr=10.7.2.9")
+    assert network_of(["a", "b"]) == "10.7.0.0/22"
+    slurm("scontrol", "NodeName=a NodeAddr=10.7.1.4")
+    assert network_of(["a"]) == "10.7.1.0/24"
+    slurm("scontrol", "NodeName=a NodeAddr=no-such-host.invalid")
+    with pytest.raises(HeadwayError, match=r"cannot resolve no-such-host\.invalid"):
+        network_of(["a"])
+
+
+# ---- an allocation ------------------------------------------------------------------------------
+def test_an_allocation_is_waited_for_and_its_reason_said(
+    slurm: Callable[..., None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("headway.launch.engines.slurm.allocation.POLL_S", 0.05)
+    name, said = job_name(RUN), []
+    rows = f"8|{name}|PENDING||Resources\n8|{name}|RUNNING|node-[0-1]|None"
+    (tmp_path / "rows").write_text(rows)
+    slurm("squeue", text=f"head -1 {tmp_path}/rows; tail -1 {tmp_path}/rows > {tmp_path}/r2; "
+          f"cp {tmp_path}/r2 {tmp_path}/rows")  # fmt: skip
+    addresses = "NodeAddr=10.7.1.4\nNodeAddr=10.7.1.5"
+    slurm("scontrol", text=f"case $2 in node) echo '{addresses}';; *) echo node-0 node-1;; esac")
+    found = allocate(SlurmConfig("/x", options=("--time=60",)), RUN, "/x/control", 2, said.append)
+    assert (found.job, found.hosts) == ("8", ("node-0", "node-1"))
+    assert found.network == "10.7.1.0/24"
+    assert said == ["waiting for Slurm's job 8 (2 machines): Resources"]
+    [submitted] = [line for line in _asked(tmp_path) if line.startswith("sbatch")]
+    for word in ("--nodes=2", "--no-kill", "--no-requeue", "--signal=USR1@120", "--time=60"):
+        assert word in submitted.split()
+
+
+PARTITIONS = """\
+PartitionName=train AllowGroups=ALL MaxNodes=UNLIMITED MaxTime=UNLIMITED State=UP TotalNodes=5 X=1
+PartitionName=small AllowGroups=ALL MaxNodes=UNLIMITED MaxTime=UNLIMITED State=UP TotalNodes=2 X=1
+PartitionName=limited AllowGroups=ALL MaxNodes=3 MaxTime=UNLIMITED State=UP TotalNodes=5 X=1"""
+
+
+@pytest.mark.parametrize(("partitions", "most"), [("small", 2), ("limited", 3), ("small,train", 5)])
+def test_more_machines_than_a_partition_has_are_not_waited_for(
+    slurm: Callable[..., None], tmp_path: Path, partitions: str, most: int
+) -> None:
+    waiting = f"8|{job_name(RUN)}|PENDING||PartitionNodeLimit"
+    slurm("squeue", text=f"case \"$*\" in *%P) echo {partitions};; *) echo '{waiting}';; esac")
+    slurm("scontrol", PARTITIONS)
+    with pytest.raises(HeadwayError, match=f"needs 6 machines, .* at most {most}") as error:
+        allocate(SlurmConfig("/x"), RUN, "/x/control", 6, print)
+    assert "SBATCH_PARTITION" in error.value.remedy
+    assert "scancel 8" in _asked(tmp_path)
+
+
+def test_machines_of_the_partition_that_are_down_are_waited_for(
+    slurm: Callable[..., None], tmp_path: Path
+) -> None:
+    waiting = f"8|{job_name(RUN)}|PENDING||PartitionNodeLimit"
+    slurm("squeue", text=f"case \"$*\" in *%P) echo train;; *) echo '{waiting}';; esac")
+    interrupt = f"kill -INT {os.getpid()}"
+    slurm("scontrol", text=f"test -e {tmp_path}/once && {interrupt}; touch {tmp_path}/once\n"
+          f"cat <<'END'\n{PARTITIONS}\nEND")  # fmt: skip
+    with pytest.MonkeyPatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr("headway.launch.engines.slurm.allocation.POLL_S", 0.05)
+        allocate(SlurmConfig("/x"), RUN, "/x/control", 5, print)
+    assert "scancel 8" in _asked(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "Invalid account or account/partition combination specified",
+        "User's group not permitted to use this partition",
+        "Invalid user id",  # as DisableRootJobs=YES says it
+        "Node count specification invalid",
+    ],
+)
+def test_a_job_that_slurm_refuses_ends_the_start_with_its_reason(
+    slurm: Callable[..., None], tmp_path: Path, text: str
+) -> None:
+    line = f"sbatch: error: Batch job submission failed: {text}"
+    slurm("sbatch", text=f'echo "{line}" >&2; exit 1')
+    with pytest.raises(HeadwayError) as error:
+        allocate(SlurmConfig("/x"), RUN, "/x/control", 2, print)
+    assert error.value.message == f"Slurm refuses: {line}" and "SBATCH_" in error.value.remedy
+    assert not [asked for asked in _asked(tmp_path) if asked.startswith("scancel")]
+
+
+def test_an_account_that_a_partition_does_not_know_is_said(slurm: Callable[..., None]) -> None:
+    """Without accounting Slurm queues such a job."""
+    reason = "Job's account not known, so it can't use this partition (acct allows good)"
+    slurm("squeue", f"8|{job_name(RUN)}|PENDING||{reason}")
+
+    def interrupt(line: str) -> None:
+        assert line == f"waiting for Slurm's job 8 (1 machines): {reason}"
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        allocate(SlurmConfig("/x"), RUN, "/x/control", 1, interrupt)
+
+
+@pytest.mark.parametrize(
+    "answer", ["sleep 600", "echo no number", f"echo '{NO_CONTROLLER}' >&2; exit 1"]
+)
+def test_a_job_whose_number_is_not_known_is_cancelled_by_its_name(
+    slurm: Callable[..., None], tmp_path: Path, answer: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if "sleep" in answer:
+        monkeypatch.setitem(commands.command.__kwdefaults__, "limit_s", 1.0)
+    slurm("sbatch", text=answer)
+    with pytest.raises(HeadwayError):
+        allocate(SlurmConfig("/x"), RUN, "/x/control", 2, print)
+    assert f"scancel --name={job_name(RUN)}" in _asked(tmp_path)
+
+
+def test_nodes_are_numbered_by_the_switches_of_their_machines(
+    slurm: Callable[..., None],
+) -> None:
+    tree = "SwitchName=a Level=0 Nodes=node-0,node-2\nSwitchName=b Level=0 Nodes=node-1"
+    slurm("squeue", f"8|{job_name(RUN)}|RUNNING|node-0,node-1,node-2|None")
+    slurm("scontrol", text=f"case $2 in topology) echo '{tree}';; node) echo NodeAddr=10.7.1.4;; "
+          '*) echo "$3" | tr , "\\n";; esac')  # fmt: skip
+    found = allocate(SlurmConfig("/x"), RUN, "/x/control", 3, print)
+    assert found.hosts == ("node-0", "node-2", "node-1")
+
+
+@pytest.mark.usefixtures("slurm")
+def test_an_allocation_that_ends_before_it_runs_leaves_nothing_queued(tmp_path: Path) -> None:
+    with pytest.raises(HeadwayError, match="job 8 ended before it started"):
+        allocate(SlurmConfig("/x"), RUN, "/x/control", 2, print)
+    assert "scancel 8" in _asked(tmp_path)

@@ -1,0 +1,1 @@
+"""The driver: one process per run, with its sockets, its lease and its connections."""

@@ -1,0 +1,80 @@
+"""Builds a driver's initial state from the configuration and the journal."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from headway.common import installed
+from headway.common.plan.placement import Placement
+from headway.controller.decisions.events import Start
+from headway.controller.journal.journal import Journal
+from headway.trainer.config import RunConfig
+
+JOIN_GRACE_S = 20.0
+"""The first driver of a run waits for its machines while they still start."""
+
+
+def begin(
+    config: RunConfig,
+    run_id: str,
+    nodes: int,
+    epoch: int,
+    journal: Journal,
+    *,
+    marked: int = -1,
+    is_joined: bool = False,
+    former: int = -1,
+    former_silent_s: float = 0.0,
+) -> Start:
+    """The start of the driver with number ``epoch``, on a cluster of ``nodes`` nodes, which join
+    it one by one if ``is_joined``; ``former`` as in ``Start``. ``marked`` is the newest generation
+    that the checkpoints folder knows, which a journal that was damaged may not.
+
+    A cluster on this machine may have more nodes than the run was started with: those are not the
+    run's, so it neither waits for them nor restarts them.
+
+    Raises:
+        SupersededError: a newer driver leads the run.
+    """
+    journal.lead()  # first: nothing may be added to what is read now
+    if not is_joined:
+        nodes = min(nodes, config.launch.nodes + config.launch.spares)
+    placement = Placement(config.parallel.grid, config.launch.ranks_per_node)
+    carriers = range(placement.num_nodes)
+    planned = {rank: node for node in carriers for rank in placement.ranks_of(node)}
+    generation, rank_nodes = journal.last_generation() or (-1, planned)
+    generation = max(generation, marked)
+    if not is_of_plan(rank_nodes, planned) or max(rank_nodes.values()) >= nodes:
+        rank_nodes = planned
+    return Start(
+        run_id=run_id,
+        steps=config.train.steps,
+        rank_nodes=rank_nodes,
+        nodes=nodes,
+        generation=generation,
+        commands=tuple(journal.commands()),
+        epoch=epoch,
+        grace_s=JOIN_GRACE_S if is_joined and generation < 0 else 0.0,
+        memory=journal.memory(),
+        source=installed.source(),
+        former=former,
+        former_silent_s=former_silent_s,
+        snapshot_every=config.ckpt.snapshot_every,
+        is_on_gloo=config.train.device == "cpu",
+    )
+
+
+def is_of_plan(rank_nodes: Mapping[int, int], planned: Mapping[int, int]) -> bool:
+    """Whether the same ranks share a node in both; which node that is may have changed.
+
+    Ranks of a node share one data stream, so another ``launch.ranks_per_node`` needs a new
+    placement.
+    """
+    return rank_nodes == planned or _groups(rank_nodes) == _groups(planned)
+
+
+def _groups(rank_nodes: Mapping[int, int]) -> set[frozenset[int]]:
+    ranks: dict[int, set[int]] = {}
+    for rank, node in rank_nodes.items():
+        ranks.setdefault(node, set()).add(rank)
+    return {frozenset(group) for group in ranks.values()}

@@ -1,0 +1,388 @@
+"""One per run: receives reports, lets ``RunState`` decide, and carries the actions out.
+
+It holds the run's lease and renews it from its loop, so a driver that hangs loses it. It keeps
+nothing that a successor could not find again: generations, commands, reports and ``Memory`` are in
+the journal, the rest is in the executors' beats. What may hang with the run's file system (journal,
+lease, checkpoints, log) and the engine have threads of their own; only a command waits up to
+``JOURNAL_LIMIT_S`` for the journal.
+"""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Any
+
+from headway.ckpt_store import mark_generation
+from headway.common.config import load
+from headway.common.log import get_logger
+from headway.common.node.failpoints import configure
+from headway.common.node.machine import boot_id, process_space
+from headway.common.node.process import ProcessId
+from headway.common.node.run_dir import NodePaths, RunDir
+from headway.common.paces import LEASE_RENEW_S
+from headway.common.wire.admission import Admission
+from headway.common.wire.descriptors import Doorkeeper
+from headway.common.wire.message import Message
+from headway.common.wire.messages.driver import (
+    Command,
+    GetStatus,
+    MonitorBeat,
+    NodeBeat,
+    Relay,
+    Report,
+    Seals,
+    WorkerGone,
+)
+from headway.common.wire.messages.executor import StopRun
+from headway.common.wire.messages.health import Verdict, VerdictTaken
+from headway.common.wire.server import BACKLOG, Server
+from headway.common.wire.service import Service
+from headway.controller.decisions.events import (
+    Action,
+    Answer,
+    AwaitCheckpoint,
+    BeginGeneration,
+    CheckCheckpoint,
+    Done,
+    Event,
+    Failed,
+    FindDurable,
+    Finish,
+    Log,
+    Rebooted,
+    ReleaseNode,
+    Remember,
+    RestartNode,
+    Send,
+    Tick,
+)
+from headway.controller.decisions.state import RunState
+from headway.controller.driver.background import Background
+from headway.controller.driver.beginning import begin
+from headway.controller.driver.clocks import RunClock
+from headway.controller.driver.durable import Checkpoints, newest_mark
+from headway.controller.driver.engine_looks import EngineLooks, answer_to
+from headway.controller.driver.gate import Gate, members_of
+from headway.controller.driver.leadership import Leadership
+from headway.controller.driver.lines import Lines
+from headway.controller.driver.noted import Noted
+from headway.controller.driver.requests import Requests
+from headway.controller.driver.run_metrics import RunMetrics
+from headway.controller.driver.verdict_events import journal_fields, judged
+from headway.controller.journal.inputs import InputRecorder, begin_text, encode
+from headway.controller.journal.journal import Journal
+from headway.controller.journal.reports import Reports
+from headway.controller.journal.rows import ClockReading
+from headway.controller.journal.writer import JournalWriter
+from headway.launch.cluster import ClusterFolder
+from headway.launch.engines.choose import engine_of
+from headway.launch.lease.file import Holder
+from headway.trainer.config import RunConfig
+
+TICK_S = 0.1
+GATHER_S = 0.005  # with many nodes, messages are collected for this long and handled together
+MANY_NODES = 512
+FLUSH_S = 0.1
+ENDED_S = 0.25
+"""How often the engine is asked whether the inits of silent nodes have ended."""
+ORPHANS_S = 2.0
+"""The same of the other nodes, whose executors are well."""
+LINGER_S = 3.0
+"""How long a driver whose run is over keeps answering, so that every executor learns of the end."""
+CLOSE_LIMIT_S = 4.0
+"""For the last records; with ``LINGER_S`` less than executors wait for a driver's end."""
+
+log = get_logger("driver")
+
+
+class Driver:
+    """``run`` returns when the run is over, or when another driver leads it.
+
+    Raises:
+        SupersededError: another driver leads the run already.
+    """
+
+    def __init__(self, run_dir: Path, cluster: ClusterFolder, node: int, epoch: int) -> None:
+        self.run_dir, self.cluster, self.node = RunDir(run_dir), cluster, node
+        self.config = load(RunConfig, files=[self.run_dir.config])
+        self._background, self.engine = Background(), engine_of(self.run_dir, cluster)
+        self._leadership = Leadership(
+            self.run_dir.control, node, epoch, self.engine, self._background
+        )
+        self._epoch, self._run_id = epoch, self.run_dir.run_id  # a look at a file: once only
+        configure(NodePaths(self._run_id, node).failpoints, node=node)
+        world, checkpoints = self.config.parallel.world_size, self.run_dir.checkpoints
+        self._copies = Checkpoints(checkpoints, world, self._background, self.handle)
+        is_shared = self.run_dir.bundle.exists()
+        journal = Journal(self.run_dir.database, epoch=epoch, is_shared=is_shared)
+        start = begin(
+            self.config,
+            self._run_id,
+            cluster.nodes,
+            epoch,
+            journal,
+            marked=newest_mark(self.run_dir.checkpoints) if journal.damage else -1,
+            is_joined=is_shared,
+            **self._leadership.silence(self.config.recovery.driver_silent_s),
+        )
+        self._clock = RunClock.continued(journal, node, boot_id()) if is_shared else RunClock()
+        self._outcome, skipped = journal.fact("outcome", ""), journal.skipped()
+        members, self._detail = members_of(journal), journal.fact("detail", "")
+        self._metrics = RunMetrics(self.run_dir, self.config.launch, node, journal.event_names())
+        self.state = RunState(start, self.config.limits, time.monotonic())
+        self._records = journal  # only makes records here: its thread alone writes
+        self._journal = JournalWriter(journal, self._leadership.superseded)
+        self._journal.on_damage = lambda why: self.note("journal_damaged", {"reason": why})
+        self._noted = Noted()
+        self._recorder = InputRecorder(self.state, self._keep_input)
+        self._keep_input(self.state.clock_s, encode(start), begin_text(self.config.limits))
+        self._reports = Reports(self._journal, skipped)
+        self._requests = Requests(
+            self.run_dir.name,
+            self.config,
+            self.state,
+            self._journal,
+            handle=self.handle,
+            note=self.note,
+            over=lambda: (self._outcome, self._detail),
+            num_skipped=lambda: len(self._reports.skipped),
+        )
+        handlers = dict.fromkeys((NodeBeat, Relay, Seals, WorkerGone, Report), self._heard)
+        keys = cluster.key_of("driver")
+        admission = Admission(cluster.public_of("executor", "monitor", "console"))
+        self._server = Server(
+            self.config.launch.network.endpoint,
+            {
+                **handlers,
+                GetStatus: self._requests.status,
+                Command: self._requests.take,
+                Verdict: self._verdict,
+                MonitorBeat: self._monitor_beat,
+            },
+            keys=keys,
+            allowed=admission,
+            backlog=max(BACKLOG, cluster.nodes),  # a new driver is found by all within 0.25 s
+        )
+        self._gate = Gate.of(self.run_dir, cluster, node, keys, members, admission, self._journal)
+        if self._gate is not None:
+            self._gate.is_leaving, self._gate.epoch = self.state.is_leaving, epoch
+            self._gate.is_alive = self.state.is_alive
+            self._gate.rebooted = lambda node: self.handle(Rebooted(node))
+        self.lines = Lines(self._server, self.state, self._reports, self._clock, self._run_id, node)
+        self._requests.lines = self.lines
+        me = ProcessId.current()
+        self._holder = Holder(
+            epoch,
+            node,
+            me.pid,
+            me.start_ticks,
+            self._server.endpoint,
+            keys.public.decode(),
+            space=process_space(),
+            join_endpoint=self._gate.server.endpoint if self._gate is not None else "",
+        )
+        gather_s = GATHER_S * min(1.0, cluster.nodes / MANY_NODES)
+        self._service = Service("driver", self._server, gather_s=gather_s)
+        for thread in (self._journal, self._background):
+            self._service.watch(thread.done_fd, thread.run_callbacks)
+        self._service.on_drain(self.lines.order_saves)
+        gates = [self._gate.server] if self._gate is not None else []
+        for gate in gates:
+            self._service.watch(gate.socket, gate.handle_ready)
+        self._service.every(TICK_S, Doorkeeper([self._server, *gates], clients=cluster.nodes).look)
+        self._leadership.note, self._leadership.stop = self.note, self._service.stop
+        self._service.every(LEASE_RENEW_S, self._leadership.renew)
+        self._service.every(TICK_S, self.tick)
+        self._service.every(FLUSH_S, self._reports.flush)
+        tools = (self.engine, cluster, self.lines, self._background)
+        looks = EngineLooks(*tools, self.handle, self.note)
+        self._service.every(ENDED_S, looks.for_ended)
+        self._service.every(ORPHANS_S, lambda: looks.for_orphans(self.state.nodes))
+        self._metrics.serve(
+            self._service, self._background, self.state, self._reports, lambda: self._outcome
+        )
+
+    def run(self) -> int:
+        """Drive the run to its end; returns the exit code."""
+        self._leadership.begin(self._holder)
+        if self._gate is not None:
+            self._keep_clock(self._clock.own(self.node, boot_id()))
+        self.note("driver_started", {"epoch": self._epoch, "node": self.node})
+        if self._outcome:
+            self._leadership.finish()
+            self._service.after(LINGER_S, self._service.stop)
+        log.info("driver is up", epoch=self._epoch, endpoint=self._server.endpoint)
+        code = self._service.run()
+        self._journal.close(CLOSE_LIMIT_S)
+        return code
+
+    # ---- receiving ----------------------------------------------------------------------------
+    def tick(self) -> None:
+        """Let time pass for the state; say that the run is over while it is."""
+        if self._outcome:
+            self.lines.send_all(
+                StopRun(epoch=self._epoch, outcome=self._outcome, run_id=self._run_id)
+            )
+            return
+        self.handle(Tick())
+        self.lines.refresh()
+        if self._gate is not None and self.state.generation >= 0:
+            self._leadership.resign_if_cut_off(self.lines)
+
+    def _heard(self, message: Message, peer: bytes) -> None:
+        if getattr(message, "run_id", self._run_id) not in ("", self._run_id):
+            return
+        if not self.state.knows(getattr(message, "node", -1)):
+            return
+        self.lines.received(message, peer)
+        if isinstance(message, Report):
+            if message.incarnation == self.lines.incarnation(message.node):
+                self._reports.take(message)
+        elif isinstance(message, (NodeBeat, Relay, Seals, WorkerGone)):
+            self.handle(message)
+        if isinstance(message, NodeBeat):
+            self.lines.answer(message, peer)
+            self._compare_clock(message)
+
+    def _compare_clock(self, beat: NodeBeat) -> None:
+        """Keep what a node's clock is to the run's; that of this driver's node is known."""
+        is_newest = beat.incarnation == self.lines.incarnation(beat.node)
+        if self._gate is not None and beat.node != self.node and is_newest:
+            self._keep_clock(self._clock.compare(beat, self._gate.boot_of(beat.node)))
+
+    def _keep_clock(self, reading: ClockReading | None) -> None:
+        if reading is not None:
+            self._journal.append(self._records.clock_record(reading))
+
+    def _monitor_beat(self, message: MonitorBeat, peer: bytes) -> None:
+        if message.run_id == self._run_id and message.node == self.node:
+            self.lines.set_monitor(message, peer)
+
+    def _verdict(self, message: Verdict, peer: bytes) -> None:
+        self.lines.monitor_peer = peer
+        if self._noted.is_new(message.id, message.revision):  # it repeats until it is answered
+            self.note("verdict", journal_fields(message))
+        if not message.is_open or self._outcome:
+            self.answer(Answer(message.id, message.revision, "none: it is over"))
+            return
+        trouble, has_begun = self.state.troubles().get(message.node, ""), self.state.generation >= 0
+        event = judged(message, self.run_dir, trouble, has_begun=has_begun)
+        if event is not None:  # else the monitor repeats it
+            self.handle(event)
+
+    # ---- acting -------------------------------------------------------------------------------
+    def handle(self, event: Event) -> None:
+        """Let the state decide on an event, and carry out what it decides."""
+        if self._outcome:
+            return
+        for action in self._recorder.handle(event, time.monotonic()):
+            try:
+                self._carry_out(action)
+            except Exception as error:  # the next action must not be lost with this one
+                log.exception("an action failed", action=type(action).__name__)
+                self.handle(Failed(action, f"{type(error).__name__}: {error}"))
+
+    def _carry_out(self, action: Action) -> None:
+        match action:
+            case Log():
+                self.note(action.event, action.fields)
+                if action.fields.get("is_bad"):
+                    self._report_bad(action.fields["node"], action.fields["reason"])
+            case Send():
+                self.lines.send(action.node, action.message)
+            case Answer():
+                self.answer(action)
+            case BeginGeneration():
+                self._begin(action)
+            case FindDurable():
+                self._copies.find(action)
+            case CheckCheckpoint():
+                self._copies.check(action)
+            case AwaitCheckpoint():
+                self._copies.await_newer(action)
+            case RestartNode(node):
+                self._ask_engine(action, lambda: self.engine.start_node(node, kill_hung=True))
+            case ReleaseNode():
+                if self._gate is not None:
+                    self._gate.revoke(action.node)
+                self._ask_engine(action, lambda: self.engine.lose_node(action.node))
+            case Remember():
+                self._write(action, lambda journal: journal.remember(action.memory))
+            case Finish():
+                self._finish(action)
+
+    def note(self, event: str, fields: dict[str, Any]) -> None:
+        """Record an event in the journal and in the log."""
+        self._journal.append(self._records.event_record(event, fields, self._clock.now_s()))
+        self._metrics.feed(event)
+        log.info(event, **fields)
+
+    def answer(self, action: Answer) -> None:
+        """Inform the monitor of what was done about a verdict."""
+        self.lines.to_monitor(
+            VerdictTaken(id=action.id, revision=action.revision, taken=action.taken)
+        )
+
+    def _write(self, action: Action, work: Any) -> None:
+        def then(_result: object, error: str) -> None:
+            self.handle(Failed(action, error) if error else Done(action))
+
+        self._journal.submit(work, then)
+
+    def _begin(self, action: BeginGeneration) -> None:
+        def numbered(_result: object, error: str) -> None:
+            if error:
+                self.handle(Failed(action, error))
+            else:
+                self._background.start("mark the generation in the checkpoints folder", mark, then)
+
+        def mark() -> None:
+            mark_generation(self.run_dir.checkpoints, action.generation, action.restored_step)
+
+        def then(_result: object, error: Exception | None) -> None:
+            self.handle(Done(action) if error is None else Failed(action, str(error)))
+
+        numbers = action.generation, action.rank_nodes
+        self._journal.submit(lambda journal: journal.begin_generation(*numbers), numbered)
+
+    def _ask_engine(self, action: RestartNode | ReleaseNode, work: Any) -> None:
+        def then(_result: object, error: Exception | None) -> None:
+            self.handle(answer_to(action, error))
+            if error is None and action == ReleaseNode(self.node):
+                # its executor and its monitor are gone: another node must lead
+                log.warning("the node of this driver has left the run; leaving", node=self.node)
+                self._service.stop()
+
+        self._background.start(f"{type(action).__name__} {action.node}", work, then)
+
+    def _report_bad(self, node: int, reason: str) -> None:
+        """Report a bad machine to the engine; tried once, since the run does not depend on it."""
+
+        def then(_result: object, error: Exception | None) -> None:
+            if error is not None:
+                log.warning("cannot take the machine out of service", node=node, error=str(error))
+
+        self._background.start(
+            f"report node {node}", lambda: self.engine.report_bad(node, reason), then
+        )
+
+    def _keep_input(self, clock: float, event: bytes, decided: str) -> None:
+        self._journal.append(self._records.input_record(clock, event, decided))
+
+    def _finish(self, action: Finish) -> None:
+        fields = {"outcome": action.outcome, "detail": action.detail, "step": self.state.step}
+
+        def then(_result: object, error: str) -> None:
+            if error:
+                self.handle(Failed(action, error))
+                return
+            self.note("run_over", fields)
+            self._outcome, self._detail = action.outcome, action.detail
+            self._leadership.finish()
+            self.tick()
+            self._service.after(LINGER_S, self._service.stop)
+
+        self._journal.submit(
+            lambda journal: journal.set_facts(outcome=action.outcome, detail=action.detail), then
+        )

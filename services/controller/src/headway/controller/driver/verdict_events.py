@@ -1,0 +1,78 @@
+"""A verdict as the driver takes it: what the journal keeps of it, and what is to be decided on."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from headway.common.node.run_dir import RunDir
+from headway.common.wire.messages.health import Verdict
+from headway.controller.decisions.events import Judged
+from headway.health.client import OBSERVE, STOP_RUN, response
+
+_KEPT = ("id", "kind", "node", "rank", "pid", "service", "remedy", "is_open")
+
+
+def journal_fields(verdict: Verdict) -> dict[str, Any]:
+    """Fields of the journal's event: who is concerned, and the log line that it comes from (its
+    text, file and program) or the sentence for people, if there is one."""
+    rows = _rows(verdict)
+    fields: dict[str, Any] = {name: getattr(verdict, name) for name in _KEPT}
+    if "line" in rows:
+        fields |= {"line": rows["line"], "file": _file(rows), "program": rows.get("program", "")}
+    if "finding" in rows:
+        fields["finding"] = rows["finding"]
+    return fields
+
+
+def judged(
+    verdict: Verdict, run: RunDir, trouble: str, *, has_begun: bool = False
+) -> Judged | None:
+    """The event for the decisions; None while an action still needs to be confirmed.
+
+    A line that says that a module is missing ends a run that has not begun only once the executor
+    has seen its process end: ``trouble`` is what that node cannot do now, by its newest beat. In a
+    run that has begun it is observed, since the rank that fails by it reports it.
+    """
+    found = response(verdict)
+    if found == STOP_RUN and has_begun:
+        found = OBSERVE
+    elif found == STOP_RUN and not _has_ended(_rows(verdict).get("program", ""), trouble):
+        return None
+    return Judged(
+        verdict.id,
+        verdict.revision,
+        verdict.kind,
+        found,
+        verdict.node,
+        pid=verdict.pid,
+        rank=verdict.rank,
+        generation=verdict.generation,
+        service=verdict.service,
+        silence_s=verdict.silence_s,
+        detail=f"{verdict.remedy}; see {_place(verdict, run)}",
+    )
+
+
+def _has_ended(program: str, trouble: str) -> bool:
+    """Whether an executor's sentences say that the program that printed a line does not run."""
+    return bool(program) and (f"{program} does not run" in trouble or "forks fail" in trouble)
+
+
+def _place(verdict: Verdict, run: RunDir) -> Path:
+    """The file that has more about it."""
+    rows = _rows(verdict)
+    if "line" in rows:
+        return Path(_file(rows))
+    if verdict.service:
+        return run.logs / f"n{verdict.node}-{verdict.service}.log"
+    return run.control / "verdicts.jsonl"
+
+
+def _rows(verdict: Verdict) -> dict[str, str]:
+    return {row.name: row.value for row in verdict.evidence}
+
+
+def _file(rows: dict[str, str]) -> str:
+    """Of ``file:inode:offset``."""
+    return rows.get("at", "").rsplit(":", 2)[0]

@@ -1,0 +1,184 @@
+"""The files of a node's run: what an executor leaves to its successor,
+and what workers leave behind."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Collection
+from pathlib import Path
+from typing import Any
+
+from headway.common.errors import HeadwayError
+from headway.common.log import get_logger
+from headway.common.node import zygote_beat
+from headway.common.node.files import replace_json
+from headway.common.node.janitor import processes_of, role_of
+from headway.common.node.last_words import LastWords
+from headway.common.node.process import ProcessId
+from headway.common.node.run_dir import NodePaths
+from headway.controller.executor.node_events import Memory
+
+KEPT_DEAD = 16
+"""Dead workers of a node whose logs and last words are kept, the newest."""
+
+OUT_OF_MEMORY = "killed by the kernel: out of memory"
+
+log = get_logger("node")
+
+
+class MemoryFiles:
+    """``children.json``, ``workers.json`` and ``executor.json`` in the node's socket folder, and
+    ``monitor.json`` for the agent."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._written: dict[str, Any] = {}
+        self.incarnation = 0
+
+    def load(self, me: ProcessId) -> Memory:
+        """What the executor before left; unreadable files count as absent.
+
+        The number of this executor on the node is its predecessor's plus one, and never less than
+        its start time in ticks, so that it grows even where the files could not be written.
+        """
+        state, children = self._read("executor.json"), self._read("children.json")
+        workers = self._read("workers.json")
+        self.incarnation = max(_number(state, "incarnation") + 1, me.start_ticks)
+        return Memory(
+            epoch=_number(state, "epoch"),
+            leading=_number(state, "leading"),
+            reported=_processes(state.get("reported")),
+            slow_starts=_counts(state.get("slow_starts")),
+            services=_processes(children),
+            workers=_processes(workers.get("workers")),
+            next_worker=_number(workers, "next"),
+        )
+
+    def save(self, memory: Memory) -> None:
+        """Write what has changed.
+
+        Raises:
+            OSError: a file cannot be written; it then is what it was.
+        """
+        facts = {
+            "epoch": memory.epoch,
+            "leading": memory.leading,
+            "reported": {n: [p.pid, p.start_ticks] for n, p in memory.reported},
+            "slow_starts": dict(memory.slow_starts),
+        }
+        files = {
+            "executor.json": {"incarnation": self.incarnation, **facts},
+            "children.json": {n: [p.pid, p.start_ticks] for n, p in memory.services},
+            "workers.json": {
+                "next": memory.next_worker,
+                "workers": {n: [p.pid, p.start_ticks] for n, p in memory.workers},
+            },
+        }
+        for name, data in files.items():
+            if self._written.get(name) != data:
+                self.write(name, data)
+
+    def write(self, name: str, data: Any) -> None:
+        """Raises OSError: as ``save``."""
+        replace_json(self._folder / name, data, mode=0o600)
+        self._written[name] = data
+
+    def keep(self) -> None:
+        """Write the files again that were removed. Raises OSError."""
+        for name, data in self._written.items():
+            if not (self._folder / name).exists():
+                replace_json(self._folder / name, data, mode=0o600)
+
+    def _read(self, name: str) -> dict[str, Any]:
+        try:
+            data = json.loads((self._folder / name).read_text())
+        except (OSError, ValueError):
+            return {}
+        return data if isinstance(data, dict) else {}
+
+
+def _number(data: dict[str, Any], key: str) -> int:
+    value = data.get(key, 0)
+    return value if isinstance(value, int) else 0
+
+
+def _processes(data: Any) -> tuple[tuple[str, ProcessId], ...]:
+    rows = data.items() if isinstance(data, dict) else ()
+    return tuple((str(n), ProcessId(*p)) for n, p in rows if isinstance(p, list) and len(p) == 2)
+
+
+def _counts(data: Any) -> tuple[tuple[str, int], ...]:
+    rows = data.items() if isinstance(data, dict) else ()
+    return tuple((str(name), count) for name, count in rows if isinstance(count, int))
+
+
+def running_services(paths: NodePaths, names: Collection[str]) -> dict[str, ProcessId]:
+    """Services of this node that run, by the environment they were started with: one that was
+    started a moment before the executor died, or while its files could not be written, is in no
+    file.
+
+    Workers have the environment of the zygote that forked them, which therefore is known by its
+    record.
+    """
+    found: dict[str, ProcessId] = {}
+    for process in processes_of(paths.run_id, paths.node):
+        role = role_of(process)
+        if role in names and role != "zygote":
+            found[role] = process
+    record = zygote_beat.read(paths.shm_dir)
+    if record is not None and not record[0].is_doomed():
+        found["zygote"] = record[0]
+    return found
+
+
+# ---- what workers leave behind ----------------------------------------------------------------
+def next_worker(paths: NodePaths, logs: Path) -> int:
+    """A number that no worker with a file left here has had."""
+    numbers = [number for number, _, _ in _left(paths, logs)]
+    return max(numbers, default=-1) + 1
+
+
+def clear_away(
+    paths: NodePaths, logs: Path, living: Collection[str], keep: int = KEPT_DEAD
+) -> None:
+    """Remove last words and logs of dead workers, but for the newest ``keep`` workers'."""
+    left = [found for found in _left(paths, logs) if found[1] not in living]
+    newest = sorted({number for number, _, _ in left})[-keep:]
+    for number, _, path in left:
+        if number not in newest:
+            path.unlink(missing_ok=True)
+
+
+def _left(paths: NodePaths, logs: Path) -> list[tuple[int, str, Path]]:
+    """(number, worker, file) of all last words and logs of this node's workers."""
+    name = re.compile(rf"(?:words-)?(n{paths.node}w(\d{{1,9}}))\.(?:bin|log)")
+    files = [*paths.shm_dir.glob("words-*.bin"), *logs.glob(f"n{paths.node}w*.log")]
+    matches = [(name.fullmatch(path.name), path) for path in files]
+    return [(int(match[2]), match[1], path) for match, path in matches if match is not None]
+
+
+def last_words(paths: NodePaths, worker: str, *, is_oom: bool = False) -> str:
+    """How a worker ended, by its own account; ``killed`` without one, by the kernel if ``is_oom``.
+    Never raises."""
+    try:
+        words = LastWords(paths.segment("words", worker)).read()
+    except (HeadwayError, OSError, ValueError) as error:
+        log.warning("last words cannot be read", worker=worker, reason=str(error))
+        words = None
+    if words is not None:
+        return f"{words.reason} (code {words.code})"
+    return OUT_OF_MEMORY if is_oom else "killed"
+
+
+# ---- arenas -----------------------------------------------------------------------------------
+def forget_arenas(files: Collection[Path]) -> None:
+    """Remove arenas. Raises OSError when one cannot be; the others are removed first."""
+    trouble: OSError | None = None
+    for path in files:
+        try:
+            path.unlink(missing_ok=True)
+        except OSError as error:
+            trouble = error
+    if trouble is not None:
+        raise trouble

@@ -1,0 +1,1 @@
+"""What ``headway inject`` breaks, and how it is undone."""

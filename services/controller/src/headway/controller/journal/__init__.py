@@ -1,0 +1,1 @@
+"""The file of a run: what happened, in order, written by one driver at a time."""

@@ -1,0 +1,114 @@
+"""What a driver begins with: the journal for itself, and ranks that ran elsewhere before."""
+
+from __future__ import annotations
+
+import threading
+import time
+from pathlib import Path
+from typing import Literal
+
+import pytest
+from headway.common.wire.messages.worker import Steer
+from headway.controller.driver.beginning import begin, is_of_plan
+from headway.controller.journal.journal import Journal
+from headway.launch.lease.file import SupersededError
+from headway.trainer.config import LaunchConfig, ParallelConfig, RunConfig, TrainConfig
+
+PLANNED = {0: 0, 1: 0, 2: 1, 3: 1}
+
+
+@pytest.mark.parametrize(
+    ("before", "is_kept"),
+    [
+        ({0: 0, 1: 0, 2: 1, 3: 1}, True),
+        ({0: 0, 1: 0, 2: 2, 3: 2}, True),  # a spare took over
+        ({0: 0, 1: 0, 2: 0, 3: 0}, False),  # as with another launch.ranks_per_node
+        ({0: 0, 1: 1, 2: 0, 3: 1}, False),
+        ({0: 0, 1: 0}, False),
+        ({}, False),  # of a fork
+    ],
+)
+def test_a_placement_is_kept_while_the_same_ranks_share_a_node(
+    before: dict[int, int], is_kept: bool
+) -> None:
+    assert is_of_plan(before, PLANNED) == is_kept
+
+
+@pytest.mark.parametrize(("is_joined", "nodes"), [(False, 3), (True, 8)])
+def test_other_nodes_of_a_larger_cluster_are_not_the_runs(
+    tmp_path: Path, is_joined: bool, nodes: int
+) -> None:
+    """Their idle executors were ended as hung, and listed as lost."""
+    launch = LaunchConfig(nodes=2, ranks_per_node=1, spares=1)
+    config = RunConfig(parallel=ParallelConfig(dp=2), launch=launch)
+    journal = Journal(tmp_path / "run.sqlite", epoch=1)
+    journal.begin_generation(0, {0: 0, 1: 7})
+    start = begin(config, "0123abcd", 8, 1, journal, is_joined=is_joined)
+    journal.close()
+    assert start.nodes == nodes
+    assert start.rank_nodes == ({0: 0, 1: 7} if is_joined else {0: 0, 1: 1})
+
+
+@pytest.mark.parametrize(("device", "is_on_gloo"), [("cpu", True), ("gpu", False)])
+def test_the_driver_knows_whether_collectives_end_by_themselves(
+    tmp_path: Path, device: Literal["cpu", "gpu"], is_on_gloo: bool
+) -> None:
+    journal = Journal(tmp_path / "run.sqlite", epoch=1)
+    config = RunConfig(train=TrainConfig(device=device))
+    assert begin(config, "0123abcd", 1, 1, journal).is_on_gloo == is_on_gloo
+    journal.close()
+
+
+def test_nothing_is_added_to_what_a_new_driver_has_read(tmp_path: Path) -> None:
+    """A former driver may have been frozen until then."""
+    config = RunConfig()
+    old, new = Journal(tmp_path / "run.sqlite", epoch=3), Journal(tmp_path / "run.sqlite", epoch=4)
+    old.add_command("a", Steer(sequence=0, operation="pause"))
+    start = begin(config, "0123abcd", config.launch.nodes, 4, new)
+    assert [steer.operation for steer in start.commands] == ["pause"]
+    with pytest.raises(SupersededError, match="belongs to epoch 4"):
+        old.add_command("b", Steer(sequence=0, operation="stop"))
+    with pytest.raises(SupersededError):
+        begin(config, "0123abcd", config.launch.nodes, 3, old)
+    old.close()
+    new.close()
+
+
+def test_what_a_former_driver_adds_in_the_first_seconds_is_taken_over(tmp_path: Path) -> None:
+    """It holds the journal for longer than one attempt to write lasts."""
+    old, new = Journal(tmp_path / "run.sqlite", epoch=3), Journal(tmp_path / "run.sqlite", epoch=4)
+    new._db.execute("PRAGMA busy_timeout=0")
+    at_work = threading.Event()
+
+    def add_slowly() -> None:
+        with old._transaction() as database:
+            at_work.set()
+            time.sleep(0.2)
+            database.execute(
+                "INSERT INTO commands (id, unix_s, operation, name, value) "
+                "VALUES ('a', 0, 'pause', '', 0)"
+            )
+
+    thread = threading.Thread(target=add_slowly)
+    thread.start()
+    assert at_work.wait(30.0)
+    start = begin(RunConfig(), "0123abcd", 2, 4, new)
+    assert [steer.operation for steer in start.commands] == ["pause"]
+    with pytest.raises(SupersededError):
+        old.add_command("b", Steer(sequence=0, operation="stop"))
+    thread.join()
+    old.close()
+    new.close()
+
+
+def test_a_driver_begins_while_its_journal_cannot_be_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("headway.controller.journal.journal.LEAD_S", 0.2)
+    old, new = Journal(tmp_path / "run.sqlite", epoch=3), Journal(tmp_path / "run.sqlite", epoch=4)
+    old._db.execute("BEGIN IMMEDIATE")
+    new._db.execute("PRAGMA busy_timeout=0")
+    config = RunConfig()
+    assert begin(config, "0123abcd", config.launch.nodes, 4, new).epoch == 4
+    old.close()
+    new.close()

@@ -1,0 +1,51 @@
+"""A driver of a run over machines: what an evicted node can still do."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from headway.common.node.testing import private_roots
+from headway.common.polling import wait_until
+from headway.common.wire.client import Client
+from headway.common.wire.keys import KeyPair
+from headway.common.wire.messages.driver import Accepted, Command, NodeBeat
+from headway.common.wire.messages.executor import DriverBeat
+from headway.launch.lease.file import Holder
+from headway.testkit.trainer.driver_place import LIMIT_S, NOTES, JoinedPlace, place_console
+
+SHORT_S = 3.0
+"""Longer than a handshake takes; a key that is not admitted gets no answer at all."""
+
+
+@pytest.fixture
+def joined(tmp_path: Path) -> Iterator[JoinedPlace]:
+    with private_roots(), contextlib.closing(JoinedPlace(tmp_path)) as made:
+        yield made
+
+
+def _is_answered(joined: JoinedPlace, keys: KeyPair, holder: Holder, limit_s: float) -> bool:
+    """Whether a new connection of node 1's executor gets an answer to its beats."""
+    key = holder.server_key.encode()
+    beat = NodeBeat(run_id=joined.run.run_id, node=1, pid=1, workers=(), services={}, version=1)
+    with Client(holder.endpoint, keys=keys, server_key=key, accept=NOTES) as client:
+
+        def answer() -> bool:
+            client.notify(beat)
+            return any(isinstance(one, DriverBeat) for one in client.receive())
+
+        return wait_until(answer, limit_s, every_s=0.1)
+
+
+def test_the_key_of_an_evicted_node_opens_no_connection_any_more(joined: JoinedPlace) -> None:
+    joined.start()
+    holder, keys = joined.holder(), KeyPair.generate()
+    joined.join(1, keys, holder)
+    assert _is_answered(joined, keys, holder, LIMIT_S)
+    with place_console(joined) as console:
+        console.call(Command(id="out", operation="evict", node=1), Accepted)
+    assert not _is_answered(joined, keys, holder, SHORT_S)
+    members = "SELECT value FROM facts WHERE key = 'members'"
+    assert wait_until(lambda: keys.public.decode() not in joined.rows(members)[0][0], LIMIT_S)

@@ -1,0 +1,1 @@
+"""The choice of a device, and what it records of its work."""

@@ -1,0 +1,137 @@
+"""Adds to flight records when the device did their work, without ever waiting for it.
+
+On a GPU the host only launches work, so a record's own times are those of the launch. Here each
+record is bracketed by two events on the computation's stream. After every NORM, where the host has
+waited for that stream anyway, the events of the records before it are read and their times are
+added to the ring. One event and the host's clock, taken together at that moment while the stream
+is empty, tie the device's clock to the host's.
+
+A record that issues a collective or a message on another stream shows when the device reached it;
+the record that waits for it shows how long the computation waited.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+from headway.common.node.flight import ON_DEVICE, FlightWriter
+from headway.common.plan.schedule.actions import Kind
+from headway.trainer.device.recorder import Recorder
+
+_NS_PER_MS = 1e6
+
+
+class DeviceEvent(Protocol):
+    """``torch.cuda.Event`` with timing is one. It may be recorded again once it is complete."""
+
+    def record(self) -> None:
+        """Mark this place of the current stream."""
+
+    def query(self) -> bool:
+        """Whether the device has passed the mark; never waits."""
+
+    def elapsed_time(self, end_event: Any) -> float:
+        """Milliseconds from this mark to that of a later event; both are complete."""
+
+
+class DeviceRecorder:
+    """A ``Recorder`` over ``writer``; all calls are made on the thread that computes."""
+
+    def __init__(
+        self,
+        writer: FlightWriter,
+        make_event: Callable[[], DeviceEvent],
+        clock_ns: Callable[[], int] = time.monotonic_ns,
+    ) -> None:
+        self._writer, self._make_event, self._clock_ns = writer, make_event, clock_ns
+        self._free: list[DeviceEvent] = []
+        self._marks: deque[_Mark] = deque()
+        self._anchor: DeviceEvent | None = None
+        self._anchor_ns = self._num_anchors = 0
+
+    def record(self, kind: int, **fields: int) -> _Timed:
+        """One record around a with block, corrected after a later NORM."""
+        return _Timed(self, kind, fields)
+
+    def set_generation(self, generation: int) -> None:
+        """Stamp the records that follow. Marks of the generation before may never be passed, so
+        its records stay as they are."""
+        self._marks.clear()
+        self._writer.set_generation(generation)
+
+    def _mark(self, record: _Timed, *, is_end: bool) -> None:
+        event = self._free.pop() if self._free else self._make_event()
+        event.record()
+        self._marks.append(_Mark(event, record, is_end, self._num_anchors))
+
+    def _read(self) -> None:
+        """Read the marks that the device has passed, then set a new anchor."""
+        anchor = self._anchor
+        while anchor is not None and self._marks and self._marks[0].event.query():
+            mark = self._marks.popleft()
+            mark.record.at(mark, self._host_ns(anchor, mark))
+            self._free.append(mark.event)
+        fresh = self._free.pop() if self._free else self._make_event()
+        fresh.record()
+        if anchor is not None:
+            self._free.append(anchor)
+        self._anchor, self._anchor_ns = fresh, self._clock_ns()
+        self._num_anchors += 1
+
+    def _host_ns(self, anchor: DeviceEvent, mark: _Mark) -> int:
+        if mark.num_anchors == self._num_anchors:
+            late_ms = anchor.elapsed_time(mark.event)
+        else:  # the mark is older than the anchor
+            late_ms = -mark.event.elapsed_time(anchor)
+        return self._anchor_ns + round(late_ms * _NS_PER_MS)
+
+
+@dataclass(slots=True)
+class _Mark:
+    event: DeviceEvent
+    record: _Timed
+    is_end: bool
+    num_anchors: int
+    """Number of anchors set before it."""
+
+
+class _Timed:
+    __slots__ = ("_fields", "_kind", "_owner", "_seq", "_start_ns")
+
+    def __init__(self, owner: DeviceRecorder, kind: int, fields: dict[str, int]) -> None:
+        self._owner, self._kind, self._seq, self._start_ns = owner, kind, -1, 0
+        self._fields = fields | {"flags": fields.get("flags", 0) | ON_DEVICE}
+
+    def __enter__(self) -> int:
+        owner = self._owner
+        self._seq = owner._writer.begin(self._kind, **self._fields)
+        owner._mark(self, is_end=False)
+        return self._seq
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        owner = self._owner
+        if kind is None:
+            owner._mark(self, is_end=True)
+        owner._writer.end(self._seq, broken=kind is not None)
+        if kind is None and self._kind == Kind.NORM:
+            owner._read()
+
+    def at(self, mark: _Mark, host_ns: int) -> None:
+        """The device passed ``mark`` at ``host_ns``."""
+        if mark.is_end:
+            self._owner._writer.correct(self._seq, self._start_ns, host_ns)
+        else:
+            self._start_ns = host_ns
+
+
+def recorder_for(writer: FlightWriter, device: torch.device) -> Recorder:
+    """The recorder of a rank that computes on ``device``."""
+    if device.type != "cuda":
+        return writer
+    event: Any = torch.cuda.Event
+    return DeviceRecorder(writer, lambda: event(enable_timing=True))

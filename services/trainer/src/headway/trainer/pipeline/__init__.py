@@ -1,0 +1,1 @@
+"""Runs any schedule of a pipeline: its operations, and the keys of its messages."""

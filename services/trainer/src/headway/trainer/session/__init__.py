@@ -1,0 +1,1 @@
+"""The training of one rank over a generation: join, restore, run, leave."""

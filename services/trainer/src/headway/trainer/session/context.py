@@ -1,0 +1,101 @@
+"""What a step works with: the rank's model and state, and the groups of its generation."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from headway.common.node.failpoints import failpoint
+from headway.common.node.flight import WAITING
+from headway.common.plan.grid import Coordinates
+from headway.common.plan.schedule.actions import Kind
+from headway.trainer.comm.agreement import Sums, all_reduce_sums
+from headway.trainer.comm.every_rank import EveryRank
+from headway.trainer.comm.groups import Groups
+from headway.trainer.config import RunConfig
+from headway.trainer.data.batches import BatchReader, MicroBatch, Split
+from headway.trainer.device.recorder import Recorder
+from headway.trainer.model.chunk import Chunk
+from headway.trainer.model.tied import TiedTable
+from headway.trainer.parallel.data import DataParallel
+from headway.trainer.parallel.tensor import TensorParallel
+from headway.trainer.state.flat import FlatChunk
+from headway.trainer.state.snapshot import Snapshots
+
+
+@dataclass
+class StepContext:
+    """What a rank trains with; ``groups`` belongs to one generation, the rest is kept."""
+
+    config: RunConfig
+    rank: int
+    chunks: Sequence[Chunk]
+    flats: Sequence[FlatChunk]
+    tp: TensorParallel
+    groups: Groups
+    snapshots: Snapshots
+    recorder: Recorder
+    device: torch.device
+    tied: TiedTable
+    fingerprints: Mapping[Split, str]
+    """Fingerprints of the data read so far in this run; stored in snapshots."""
+
+    @property
+    def place(self) -> Coordinates:
+        """The rank's coordinates."""
+        return self.config.parallel.grid.coordinates(self.rank)
+
+    def take_batches(self, reader: BatchReader, start: int, count: int) -> list[MicroBatch]:
+        """This replica's next ``count`` micro-batches from global sample ``start`` on.
+
+        Local j is global j * dp + dp_rank.
+
+        Raises:
+            Aborted: the generation was fenced.
+        """
+        size, dp = self.config.train.micro_batch_size, self.config.parallel.dp
+        channels = self.groups.channels
+        first = start + self.place.dp * size
+        return reader.take(count, first, dp * size, lambda: channels.aborted)
+
+    def data_parallel(self) -> DataParallel:
+        """The collectives over the chunks, with the switches of the configuration."""
+        parallel = self.config.parallel
+        return DataParallel(
+            self.flats,
+            self.groups["dp"],
+            self.recorder,
+            overlap_gather=parallel.overlap_param_gather,
+            overlap_reduce=parallel.overlap_grad_reduce,
+        )
+
+    def sum_over_ranks(
+        self, norm_square: torch.Tensor | float, loss_sum: torch.Tensor, num_tokens: float
+    ) -> Sums:
+        """World sums. Each tp rank of a last stage holds the whole loss, so only
+        the first one's counts.
+
+        Raises:
+            Aborted: the generation was fenced.
+        """
+        values = torch.zeros(3, dtype=torch.float64, device=self.device)
+        values[0] = norm_square
+        if self.place.tp == 0:
+            values[1], values[2] = loss_sum, num_tokens
+        return all_reduce_sums(self.groups.every_rank, self.groups.channels, values)
+
+    def sum_over_stage(self, values: torch.Tensor, step: int) -> None:
+        """Add ``values`` in place over the ranks that hold pieces of the same parameters, those of
+        tp and dp; all get the same bits. Recorded as a wait, so that a hang is not blamed on
+        this rank.
+
+        Raises:
+            Aborted: the generation was fenced.
+        """
+        comms, grid = (self.groups["tp"], self.groups["dp"]), self.config.parallel.grid
+        stage = EveryRank(comms, self.place.dp * grid.tp + self.place.tp, grid.tp * grid.dp)
+        nbytes = values.nbytes
+        with self.recorder.record(Kind.ALL_GATHER, step=step, nbytes=nbytes, flags=WAITING):
+            failpoint("worker.stage_sum", step=step)
+            stage.all_reduce(values).wait()

@@ -1,0 +1,202 @@
+"""One training step: the lowered schedule with everything that frames it, down to the snapshot.
+
+The order that other components rely on (docs/protocol.md, section 3): gradients reduced -> the
+snapshot under way sealed -> the two world all-reduces -> that snapshot committed -> optimizer ->
+next snapshot begun, if one is due.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Sequence
+
+import torch
+from headway.common.node.failpoints import failpoint
+from headway.common.plan.schedule.actions import Action, Kind
+from headway.trainer.comm.agreement import Sums
+from headway.trainer.data.batches import BatchReader
+from headway.trainer.optim.choice import make_optimizer
+from headway.trainer.optim.schedule import clip_scale, learning_rate
+from headway.trainer.parallel.data import DataParallel
+from headway.trainer.pipeline.executor import Handler, Pipeline
+from headway.trainer.pipeline.schedules import training_schedule
+from headway.trainer.session.commands import ControlLoop
+from headway.trainer.session.commits import Commits
+from headway.trainer.session.context import StepContext
+from headway.trainer.session.hooks import StepResult
+from headway.trainer.session.spikes import SpikeGuard
+from headway.trainer.session.train_state import TrainState
+
+
+class TrainStep:
+    """Runs the steps of one generation."""
+
+    def __init__(
+        self,
+        context: StepContext,
+        state: TrainState,
+        data: DataParallel,
+        reader: BatchReader,
+        control: ControlLoop,
+        commits: Commits,
+    ) -> None:
+        self._context, self._state, self._data, self._reader = context, state, data, reader
+        self._control, self._commits = control, commits
+        self._guard = SpikeGuard(context.config.train, state)
+        self._ramp = context.config.batch_ramp
+        self._optimizer = make_optimizer(
+            context.config.optim,
+            context.tp.rank,
+            lambda sums: context.sum_over_stage(sums, state.step),
+        )
+
+    def run(self) -> StepResult:
+        """Do the next optimizer step.
+
+        Raises:
+            Aborted: the generation was fenced. RuntimeError: a peer failed.
+        """
+        started_s, step = time.monotonic(), self._state.step
+        with self._context.recorder.record(Kind.STEP, step=step):
+            for flat in self._context.flats:
+                flat.zero_grads()
+            size = self._ramp.size(self._state.samples)
+            totals = _StepTotals(step, self._learning_rate(step), size)
+            self._context.tied.begin(step)
+            self._pass(totals).run()
+        return StepResult(
+            step=step,
+            loss=totals.sums.mean_loss,
+            grad_norm=totals.grad_norm,
+            lr=totals.lr,
+            num_tokens=int(totals.sums.num_tokens),
+            skipped=totals.is_skipped,
+            skipped_in_row=self._state.skipped_in_row,
+            duration_s=time.monotonic() - started_s,
+            spike=totals.spike,
+            is_stopped=totals.is_stopped,
+        )
+
+    def _learning_rate(self, step: int) -> float:
+        """The commanded rate, else the schedule's, which counts updates: a skipped step is none."""
+        if self._control.directive.lr is not None:
+            return self._control.directive.lr
+        updates = step - self._state.skipped
+        return learning_rate(self._context.config.optim, updates, self._control.total_steps)
+
+    def _pass(self, totals: _StepTotals) -> Pipeline:
+        """The schedule, with a function for every action that frames the computations."""
+        context, config, step = self._context, self._context.config, totals.step
+        handlers: dict[Kind, Handler] = {
+            Kind.DATA: lambda pipeline, _: self._take_batches(pipeline, totals),
+            Kind.ALL_GATHER: lambda _, action: self._data.gather(action.chunk, step),
+            Kind.REDUCE_SCATTER: lambda _, action: self._reduce(action, step),
+            Kind.NORM: lambda pipeline, _: self._norm(totals, pipeline.loss_sum),
+            Kind.OPTIMIZER: lambda *_: self._optimize(totals),
+            Kind.SNAPSHOT: lambda *_: self._end(totals),
+        }
+        return Pipeline(
+            self._actions(totals.batch_size),
+            context.chunks,
+            context.groups.pipe,
+            context.recorder,
+            step=step,
+            micro_batch_size=config.train.micro_batch_size,
+            loss_scale=1.0 / self._loss_unit(totals),
+            train=True,
+            overlap=config.parallel.overlap_p2p,
+            handlers=handlers,
+            check=context.groups.channels.check,
+            before_compute=lambda chunk: self._ready(chunk, step),
+        )
+
+    def _actions(self, batch_size: int) -> Sequence[Action]:
+        """This rank's list for a step of ``batch_size`` sequences."""
+        config = self._context.config
+        parallel, number = config.parallel, config.micro_batches_of(batch_size)
+        schedule = training_schedule(
+            parallel.schedule, parallel.grid, number, all_read=config.model.every_stage_reads
+        )
+        return schedule.ranks[self._context.place.pp]
+
+    def _loss_unit(self, totals: _StepTotals) -> float:
+        """Tokens of the step, those that do not count included."""
+        return float(totals.batch_size * self._context.config.model.seq_len)
+
+    def _take_batches(self, pipeline: Pipeline, totals: _StepTotals) -> None:
+        context = self._context
+        with context.recorder.record(Kind.DATA, step=totals.step):
+            count = context.config.micro_batches_of(totals.batch_size)
+            pipeline.batches = context.take_batches(self._reader, self._state.samples, count)
+        totals.num_tokens = sum(batch.num_tokens for batch in pipeline.batches)
+
+    def _ready(self, chunk: int, step: int) -> None:
+        self._data.ready(chunk, step)
+        self._context.tied.ready(chunk)
+
+    def _reduce(self, action: Action, step: int) -> None:
+        self._context.chunks[action.chunk].finish_grads()
+        self._context.tied.reduce(action.chunk)
+        self._data.reduce(action.chunk, step)
+
+    def _norm(self, totals: _StepTotals, loss_sum: torch.Tensor) -> None:
+        """The two all-reduces. All gradients were scaled by 1 / (sequences x length); the remaining
+        factor to the true number of tokens is 1 unless labels are masked."""
+        context = self._context
+        self._data.finish(totals.step)
+        context.tied.finish()
+        context.snapshots.finish()  # before this rank contributes: see docs/protocol.md, section 3
+        with context.recorder.record(Kind.NORM, step=totals.step):
+            norm_square = torch.stack(
+                [flat.norm_square(context.tp.rank) for flat in context.flats]
+            ).sum()
+            sums = context.sum_over_ranks(norm_square, loss_sum, totals.num_tokens)
+            token_scale = self._loss_unit(totals) / max(sums.num_tokens, 1.0)
+            totals.sums, totals.grad_norm = sums, math.sqrt(sums.norm_square) * token_scale
+            totals.grad_scale = token_scale * clip_scale(context.config.optim, totals.grad_norm)
+            is_finite = math.isfinite(totals.grad_norm) and math.isfinite(sums.mean_loss)
+            if is_finite:
+                totals.spike = self._guard.spike(sums.mean_loss, totals.grad_norm)
+            on_spike = context.config.train.on_spike if totals.spike else "ignore"
+            bad = not is_finite or on_spike == "skip"
+            agreed = self._control.agree(is_step=True, bad=bad)
+        # all ranks have the same sums, so they find the same spike
+        totals.is_skipped = agreed.bad
+        totals.is_stopped = on_spike in ("stop", "rollback")
+
+    def _optimize(self, totals: _StepTotals) -> None:
+        if totals.is_skipped or totals.is_stopped:
+            return
+        self._guard.accept(totals.sums.mean_loss, totals.grad_norm)
+        updates = totals.step - self._state.skipped
+        with self._context.recorder.record(Kind.OPTIMIZER, step=totals.step):
+            self._optimizer.step(
+                self._context.flats,
+                totals.lr,
+                updates,
+                totals.grad_scale,
+                after_chunk=lambda chunk: failpoint(
+                    "worker.mid_optimizer", step=totals.step, chunk=chunk
+                ),
+            )
+
+    def _end(self, totals: _StepTotals) -> None:
+        if totals.is_stopped:
+            return
+        self._state.samples += totals.batch_size
+        self._state.step += 1
+        self._commits.after_step()
+
+
+class _StepTotals:
+    """Intermediate results of one step."""
+
+    def __init__(self, step: int, lr: float, batch_size: int) -> None:
+        self.step, self.lr, self.batch_size = step, lr, batch_size
+        self.num_tokens = 0.0
+        self.sums = Sums(0.0, 0.0, 0.0)
+        self.grad_norm = 0.0
+        self.grad_scale = 1.0
+        self.is_skipped = self.is_stopped = False
+        self.spike = ""

@@ -1,0 +1,367 @@
+"""A worker's rank: its session and its node's resources: arena, flight ring, data, executor."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from headway.ckpt_store import StoreWatch
+from headway.ckpt_store.client import CheckpointInfo, check_part, newest, read_part, read_shard
+from headway.common.errors import CorruptError, HeadwayError
+from headway.common.log import get_logger
+from headway.common.node.arena import Arena
+from headway.common.node.arena_file import open_or_replace
+from headway.common.node.flight import FlightWriter
+from headway.common.node.process import return_free_memory
+from headway.common.plan.placement import Placement
+from headway.common.plan.schedule.actions import Kind
+from headway.common.wire.messages.dataloader import StreamSpec
+from headway.common.wire.messages.worker import Assign, Restore
+from headway.dataloader.client import DataClient
+from headway.dataloader.config import stream_spec
+from headway.trainer.comm.channel import Channels
+from headway.trainer.comm.groups import Groups, build
+from headway.trainer.comm.store import StoreEndpoint
+from headway.trainer.config import RunConfig
+from headway.trainer.data.batches import Split
+from headway.trainer.device.choose import take_device
+from headway.trainer.device.deterministic import make_deterministic
+from headway.trainer.device.device_recorder import recorder_for
+from headway.trainer.errors import BadCheckpointError, DivergedError
+from headway.trainer.session.session import Session
+from headway.trainer.state.layout_check import difference
+from headway.trainer.worker.control_hooks import ControlHooks, RankContext
+from headway.trainer.worker.failures import is_out_of_memory
+from headway.trainer.worker.link import WorkerStatus
+from headway.trainer.worker.memory import MemoryWatch
+
+SHOW_RESTORED_S = 1.0
+MEMORY_WAIT_S = 5.0  # the memory of processes that were killed is free again within seconds
+CLAIM_LIMIT_S = 5.0  # the rank's earlier process was killed; the kernel may take a moment
+
+log = get_logger("rank")
+
+
+class NodeResources:
+    """What a rank's session takes from its node: the arena and the streams of data.
+
+    The session holds this object, so it must not refer to the session: a worker that takes another
+    rank frees the old model by reference counting, before it builds the new one.
+    """
+
+    def __init__(self, context: RankContext, rank: int) -> None:
+        self._context, self._rank, self._config = context, rank, context.config
+        self.arena: Arena | None = None
+
+    def open_arena(self, slot_bytes: int, layout: bytes) -> Arena:
+        """The rank's arena, as the last process left it or empty; see ``ArenaFactory``."""
+        self.arena = open_or_replace(
+            self._context.paths.segment("arena", self._rank),
+            run_id=self._context.run_dir.run_id,
+            rank=self._rank,
+            slot_bytes=slot_bytes,
+            layout=layout,
+            claim=self._claim,
+            difference=difference,
+        )
+        return self.arena
+
+    def _claim(self, arena: Arena) -> None:
+        give_up_s = time.monotonic() + CLAIM_LIMIT_S
+        while True:
+            try:
+                return arena.claim()
+            except HeadwayError:
+                self._context.fence.check()
+                if time.monotonic() > give_up_s:
+                    raise
+                time.sleep(0.02)
+
+    def open_data(self, split: Split, start: int, generation: int, fingerprint: str) -> DataClient:
+        """A client of the node's data daemon; see ``DataFactory``."""
+        config, readers = self._config, data_readers(self._config, self._rank)
+        dp_rank = config.parallel.grid.coordinates(self._rank).dp
+        return DataClient(
+            self._context.paths.endpoint("dataloader"),
+            spec=replica_stream(
+                config, split, start, generation, dp_rank, len(readers), fingerprint
+            ),
+            reader=readers.index(self._rank),
+            timeout_s=config.data.wait_timeout_s,
+            abort=lambda: self._context.fence.is_fenced(generation),
+            copy=False,  # a batch is converted before the next is taken
+        )
+
+
+class Rank:
+    """Created when a worker gets a rank and kept over generations, with
+    model, buffers and arena."""
+
+    def __init__(self, context: RankContext, rank: int) -> None:
+        self._context, self.rank, self.config = context, rank, context.config
+        self._node = NodeResources(context, rank)
+        if self.config.train.deterministic:
+            make_deterministic()
+        self._device = (
+            take_device(rank) if self.config.train.device == "gpu" else torch.device("cpu")
+        )
+        self._store = StoreWatch(context.paths.endpoint("ckpt_store"))
+        self._flight = FlightWriter.create(context.paths.segment("flight", rank), rank)
+        self.count_life, self.waiting = self._flight.count_life, self._flight.waiting
+        self._shown_at_s = 0.0
+        self._memory = MemoryWatch(self.config, rank, self._device)
+        self._session = Session(
+            self.config,
+            rank,
+            data_factory=self._node.open_data,
+            open_arena=self._node.open_arena,
+            recorder=recorder_for(self._flight, self._device),
+            device=self._device,
+            store_moved=self._store.moved,
+        )
+
+    def serve(self, assign: Assign, lookup: Callable[[int], StoreEndpoint]) -> None:
+        """Join the generation, restore, train to the end of the run; leaves the
+        groups in every case.
+
+        Raises:
+            Aborted: the generation was fenced. RuntimeError: a peer failed.
+            RefusedError: the run cannot continue, for example because it has diverged.
+        """
+        channels = Channels(self.waiting)
+        generation, context = assign.generation, self._context
+        network = self.config.launch.network
+        try:
+            context.fence.enter(generation, channels)
+            self._read_doubted(assign.restore)
+            groups = build(
+                generation,
+                self.config.parallel.grid,
+                self.rank,
+                host=network.fabric_address,
+                ports=network.ports,
+                announce=lambda endpoint: context.announce(generation, endpoint),
+                lookup=lambda: lookup(generation),
+                channels=channels,
+                timeout_s=self.config.recovery.group_timeout_s,
+                first_timeout_s=self.config.recovery.first_step_timeout_s,
+                join_timeout_s=(
+                    self.config.limits.join_timeout_s if self._device.type == "cuda" else None
+                ),
+                backend="nccl" if self._device.type == "cuda" else "gloo",
+                device=self._device,
+                joins_ends=self.config.model.architecture.tied,
+            )
+            self._restore_twice(assign, groups)
+            context.link.report_kept(self._session.step)
+            context.view.status = "restored"
+            context.link.beat_now()
+            try:
+                hooks = ControlHooks(
+                    context, generation, assign.answered, after_step=self._after_step
+                )
+                self._session.run(hooks)
+            except DivergedError as error:
+                raise error.with_way_back(self._way_back(error.first_step)) from None
+            if self._session.is_complete and self.config.train.sample_tokens:
+                self._sample(hooks)
+            if self._session.spike is not None:
+                self._wait_for_store()
+                # the first rank that raises ends the run: not before all checkpoints are durable
+                self._session.groups.meet()
+                raise self._session.spike
+            self._session.groups.meet()
+            self._wait_for_store()
+        finally:
+            self._session.leave()
+            channels.close()
+
+    def _after_step(self, view: WorkerStatus) -> None:
+        if view.status != "running":  # the first step of the generation
+            self._session.groups.limit(self.config.recovery.group_timeout_s)
+        self._memory.after_step(view)
+
+    def close(self) -> None:
+        """Release everything, because the worker takes another rank."""
+        self._session.close()
+        self._store.close()
+        if self._node.arena is not None:
+            self._node.arena.close()
+
+    def _restore_twice(self, assign: Assign, groups: Groups) -> None:
+        """Once more if memory ran out: a process that was ended a moment ago may still hold its
+        own, on a GPU or in RAM."""
+        try:
+            self._session.join(groups)
+            self._restore(assign)
+            return
+        except Exception as error:
+            if not is_out_of_memory(error):
+                raise
+            log.warning("out of memory while restoring: tried once more", error=str(error)[:200])
+        end_s = time.monotonic() + MEMORY_WAIT_S
+        while time.monotonic() < end_s:
+            self._restored(0)
+            time.sleep(0.1)
+        if self._device.type == "cuda":
+            torch.cuda.empty_cache()
+            self._session.rehearse_again()
+        self._session.join(groups)
+        self._restore(assign)
+
+    def _restore(self, assign: Assign) -> None:
+        restore = assign.restore
+        source: Literal["init", "arena", "durable"] = restore.source  # type: ignore[assignment]
+        self._session.ready_snapshots()  # an arena error must not be blamed on the checkpoint
+        self._restored(0)
+        if source == "durable":
+            try:
+                state = self._read_checkpoint(restore.step, restore.folder)
+                self._session.load(source, restore.step, state, pass_to=restore.pass_to)
+                del state
+            except CorruptError as error:
+                raise self._bad(error, restore.step, self.rank) from error
+        else:
+            self._session.load(
+                source, restore.step, pass_to=restore.pass_to, progress=self._restored
+            )
+        return_free_memory()
+        self._memory.begin()
+        log.info("restored", generation=assign.generation, source=source, step=restore.step)
+
+    def _restored(self, nbytes: int) -> None:
+        """More of the state is there. Beats report it, so that the driver waits for the rest, and
+        the flight ring shows it to the monitor."""
+        self._context.fence.check()
+        view = self._context.view
+        view.restored_bytes += nbytes
+        if time.monotonic() - self._shown_at_s > SHOW_RESTORED_S:
+            self._shown_at_s = time.monotonic()
+            with self._flight.record(Kind.RESTORE, step=view.step, nbytes=view.restored_bytes):
+                pass
+
+    def _way_back(self, first_skipped: int) -> str:
+        """Describe which checkpoint a diverged run can go back to."""
+        try:
+            found = newest(
+                self._context.run_dir.checkpoints,
+                self.config.parallel.world_size,
+                max_step=first_skipped - 1,
+            )
+        except (OSError, HeadwayError) as error:
+            return f"which is the newest cannot be read: {error}"
+        if found is None:
+            return "there is none yet"
+        return f"the newest is of step {found.step}"
+
+    def _read_doubted(self, restore: Restore) -> None:
+        """Read a part that another reader could not read, before the ranks join, so that its own
+        rank does not try again before this one has. Bytes that take too long count as good.
+
+        Raises:
+            BadCheckpointError: this rank cannot read it either.
+        """
+        if restore.reader != self.rank or restore.source != "durable":
+            return
+        until_s = time.monotonic() + self.config.recovery.group_timeout_s / 2
+
+        def progress(nbytes: int) -> bool:
+            self._restored(nbytes)
+            return time.monotonic() < until_s
+
+        try:
+            info = self._checkpoint(restore.step, restore.folder)
+            check_part(info, restore.doubted, progress=progress)
+        except CorruptError as error:
+            raise self._bad(error, restore.step, restore.doubted) from error
+
+    def _bad(self, error: CorruptError, step: int, part: int) -> BadCheckpointError:
+        node = self._context.paths.node
+        return BadCheckpointError(error, step=step, rank=self.rank, part=part, node=node)
+
+    def _read_checkpoint(self, step: int, folder: str) -> tuple[npt.NDArray[np.uint8], bytes]:
+        info = self._checkpoint(step, folder)
+        self._session.check_layout(read_part(info, self.rank).layout, f"checkpoint {info.path}")
+        return read_shard(info, self.rank, progress=self._restored)
+
+    def _checkpoint(self, step: int, folder: str) -> CheckpointInfo:
+        info = newest(
+            self._context.run_dir.checkpoints, self.config.parallel.world_size, max_step=step
+        )
+        if info is None or str(info.path) != folder:
+            raise CorruptError(
+                f"checkpoint {folder} no longer exists", remedy="an older one is used"
+            )
+        return info
+
+    def _sample(self, hooks: ControlHooks) -> None:
+        prompt = [json.loads((Path(self.config.data.path) / "meta.json").read_text())["eod_id"]]
+        tokens = self._session.sample(prompt, self.config.train.sample_tokens)
+        hooks.on_sample(0, self._session.step, prompt, tokens)
+
+    def _wait_for_store(self) -> None:
+        """Wait until the last checkpoint is on disk, or the store makes no progress."""
+        arena, step = self._node.arena, self._session.step
+        if arena is None or not self._session.is_last_wanted:
+            return
+        is_done = self._store.wait(lambda: not arena.busy(), check=self._context.fence.check)
+        status = self._store.ask()
+        mine = [a.durable_step for a in status.arenas if a.rank == self.rank] if status else []
+        if not is_done or (mine and mine[0] < step):
+            log.warning(
+                "the last step is not durable",
+                step=step,
+                durable_step=status.complete_step if status else None,
+                checkpoints=str(self._context.run_dir.checkpoints),
+                error=status.last_error if status else "the checkpoint store does not answer",
+            )
+
+
+def data_readers(config: RunConfig, rank: int) -> list[int]:
+    """Ranks of this node that read the same stream, all tp ranks: the first and last stages of a
+    replica, and with ``model.document_end`` also those between, which need the borders."""
+    grid = config.parallel.grid
+    placement = Placement(grid, config.launch.ranks_per_node)
+    place = grid.coordinates(rank)
+    return [
+        other
+        for other in placement.ranks_of(placement.node_of(rank))
+        if (c := grid.coordinates(other)).dp == place.dp
+        and (config.model.every_stage_reads or c.pp in (0, grid.pp - 1))
+    ]
+
+
+def replica_stream(
+    config: RunConfig,
+    split: Split,
+    start: int,
+    generation: int,
+    dp_rank: int,
+    readers: int,
+    fingerprint: str = "",
+) -> StreamSpec:
+    """The stream of one replica. Validation repeats its first ``eval_batches``
+    global batches forever."""
+    train = config.train
+    return stream_spec(
+        config.data.path,
+        split=split,
+        seed=config.data.seed,
+        seq_len=config.model.seq_len,
+        micro_batch_size=train.micro_batch_size,
+        global_batch_size=train.global_batch_size,
+        dp_rank=dp_rank,
+        dp_size=config.parallel.dp,
+        generation=generation,
+        start_sample=start,
+        cycle_samples=train.eval_batches * train.global_batch_size if split == "validation" else 0,
+        ring_slots=config.data.ring_slots,
+        num_readers=readers,
+        fingerprint=fingerprint,
+    )

@@ -1,0 +1,72 @@
+"""What a launch settles for all ranks: the device and the type, by what the machine has."""
+
+from __future__ import annotations
+
+import dataclasses
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from headway.common.errors import InputError
+from headway.trainer.config import RunConfig, TrainConfig
+from headway.trainer.device import machine
+from headway.trainer.device.machine import machine_dtype, resolve_auto, usable_gpus
+
+
+def config(device: str = "auto", dtype: str = "auto") -> RunConfig:
+    return dataclasses.replace(RunConfig(), train=TrainConfig(device=device, dtype=dtype))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("gpus", "device", "dtype", "line"),
+    [
+        (
+            0,
+            "cpu",
+            "fp32",
+            "device auto: cpu (no GPU), dtype auto: fp32 (this CPU has no bf16 units)",
+        ),
+        (
+            1,
+            "cpu",
+            "fp32",
+            "device auto: cpu (GPUs: 1, ranks: 4), dtype auto: fp32 (this CPU has no bf16 units)",
+        ),
+        (
+            4,
+            "gpu",
+            "bf16",
+            "device auto: gpu (GPUs: 4, ranks: 4), dtype auto: bf16 (GPUs have bf16 units)",
+        ),
+    ],
+)
+def test_auto_gives_each_rank_a_gpu_or_all_the_processor(
+    gpus: int, device: str, dtype: str, line: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(machine, "BF16_UNITS", ())
+    found, said = resolve_auto(config(), ranks=4, gpus=gpus)
+    assert (found.train.device, found.train.dtype, said) == (device, dtype, line)
+    assert Path(found.data.path).is_absolute()
+    assert resolve_auto(found, ranks=4, gpus=gpus)[1] == f"device {device}, dtype {dtype}", (
+        "once settled it stays"
+    )
+
+
+def test_a_gpu_that_was_asked_for_and_is_not_there_is_refused_with_the_remedy() -> None:
+    with pytest.raises(InputError, match=r"GPUs: 1, ranks: 2.*set train\.device=cpu"):
+        resolve_auto(config(device="gpu"), ranks=2, gpus=1)
+    assert resolve_auto(config(device="cpu", dtype="fp64"), ranks=2)[0].train.device == "cpu"
+
+
+def test_bf16_is_chosen_where_the_processor_has_units_for_it() -> None:
+    assert machine_dtype("flags : fpu avx512_bf16", has_gpu=False)[0] == "bf16"
+    assert machine_dtype("Features : fp asimd bf16", has_gpu=False)[0] == "bf16"
+    assert machine_dtype("flags : fpu avx2\nmodel name : bf16", has_gpu=False)[0] == "fp32"
+
+
+def test_gpus_are_those_that_torch_can_use() -> None:
+    command = [sys.executable, "-c", "import torch; print(torch.cuda.device_count())"]
+    assert usable_gpus() == int(
+        subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    )

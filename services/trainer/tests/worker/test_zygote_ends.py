@@ -1,0 +1,70 @@
+"""A zygote ends when it is asked to, whatever it does at that moment."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from headway.common.node.run_dir import NodePaths, RunDir, new_run_id
+from headway.common.node.testing import child_environment, private_roots
+
+ASKED_IN_A_FORK = """
+import os, signal, sys
+from headway.trainer.worker import zygote
+
+signal.signal(signal.SIGTERM, lambda *_: sys.exit(3))
+os.register_at_fork(after_in_parent=lambda: os.kill(os.getpid(), signal.SIGTERM))
+if {fork}() == 0:
+    os._exit(0)
+print("the request was lost")
+"""
+
+ASKED_IN_A_DESTRUCTOR = """
+import os, signal, sys
+from pathlib import Path
+from headway.trainer.worker import zygote
+
+class Last:
+    def __del__(self):
+        os.kill(os.getpid(), signal.SIGTERM)
+        print("asked", flush=True)
+
+def recv(*_):
+    Last()
+    raise TimeoutError
+
+zygote._Requests.recv = recv
+sys.exit(zygote.serve(Path(sys.argv[1]), 0))
+"""
+
+
+@pytest.mark.parametrize(
+    ("fork", "code"), [("zygote.fork", 3), ("os.fork", 0)], ids=["zygote", "without_care"]
+)
+def test_a_request_to_end_that_comes_during_a_fork_is_not_lost(fork: str, code: int) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", ASKED_IN_A_FORK.format(fork=fork)],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == code, done.stdout + done.stderr
+
+
+def test_a_request_to_end_that_comes_in_a_destructor_is_not_lost(tmp_path: Path) -> None:
+    with private_roots():
+        run = RunDir.create(tmp_path / "run", run_id=new_run_id())
+        run.config.write_text("")
+        NodePaths(run.run_id, 0).create()
+        done = subprocess.run(
+            [sys.executable, "-c", ASKED_IN_A_DESTRUCTOR, str(run.path)],
+            capture_output=True,
+            text=True,
+            env=child_environment(),
+            check=False,
+            timeout=120,
+        )
+    assert done.returncode == 0, done.stderr
+    assert "SystemExit: 0" in done.stderr, "it was raised where nothing can catch it"
