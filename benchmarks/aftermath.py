@@ -13,6 +13,7 @@ from typing import Any
 from headway.common.errors import HeadwayError
 from headway.console.run import Run
 from headway.controller.faults import cgroups
+from headway.testkit.journal import query
 
 from benchmarks.drills.place import members
 from benchmarks.faults import NODE_SERVICES, Fault
@@ -50,7 +51,7 @@ def look(run: Run) -> dict[str, Any]:
         "journal": why_not_writable(run),
         "missing_steps": missing_steps(run),
         "failures": [
-            row[0] for row in run.query("SELECT fields FROM events WHERE name = 'worker_failed'")
+            row[0] for row in query(run, "SELECT fields FROM events WHERE name = 'worker_failed'")
         ],
         "crashes": crashes(run),
         "starts": starts(run),
@@ -121,7 +122,7 @@ def why_not_writable(run: Run) -> str:
 def missing_steps(run: Run) -> list[int]:
     """Steps without metrics below the newest that has some;
     but for the last few, which may be on their way."""
-    steps = {int(row[0]) for row in run.query("SELECT DISTINCT step FROM metrics")}
+    steps = {int(row[0]) for row in query(run, "SELECT DISTINCT step FROM metrics")}
     return sorted(set(range(max(steps, default=0))) - steps)
 
 

@@ -27,6 +27,7 @@ from headway.common.wire.messages.driver import Status
 from headway.console.analysis.events import load_events, redone_steps
 from headway.console.run import Run
 from headway.launch.cluster import ClusterFolder
+from headway.testkit.journal import query
 
 from benchmarks import aftermath
 from benchmarks.digest import final_digest
@@ -60,7 +61,8 @@ at 0.33 s a step these are 25 s, more than most faults take."""
 def recovery_times(run: Run, fault: Fault, until_s: float) -> dict[str, float]:
     """Seconds from the strike to: the fence (detect), the new generation (decide),
     all ranks' first new step."""
-    rows = run.query(
+    rows = query(
+        run,
         "SELECT name, monotonic_s FROM events WHERE monotonic_s BETWEEN ? AND ? ORDER BY id",
         (fault.struck_at_s, until_s),
     )
@@ -164,7 +166,7 @@ def disturbed_run(
         at = faults[len(rows)] if len(rows) < len(faults) else "the end"
         stopped_by = f"{at}: {error}"[:600]
     seen, degraded = aftermath.settle(run, config, faults[: len(rows)])
-    durations = [row[0] for row in run.query("SELECT duration_s FROM metrics")]
+    durations = [row[0] for row in query(run, "SELECT duration_s FROM metrics")]
     repeated = redone_steps(load_events(run.folder.path))
     outcome = "unfinished"
     if not stopped_by:

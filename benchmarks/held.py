@@ -26,6 +26,7 @@ from headway.common.wire.messages.driver import Status
 from headway.console.run import Run
 from headway.health.client import Verdict
 from headway.health.journal import read_verdicts
+from headway.testkit.journal import query
 
 from benchmarks.drills.rig import Rig
 from benchmarks.faults import healthy
@@ -98,8 +99,8 @@ def _verdicts(run: Run) -> list[Verdict]:
 
 
 def _since(run: Run, event: str, at_s: float) -> float:
-    rows = run.query(
-        "SELECT MIN(monotonic_s) FROM events WHERE name = ? AND monotonic_s > ?", (event, at_s)
+    rows = query(
+        run, "SELECT MIN(monotonic_s) FROM events WHERE name = ? AND monotonic_s > ?", (event, at_s)
     )
     return float(rows[0][0]) - at_s if rows and rows[0][0] is not None else -1.0
 

@@ -17,6 +17,7 @@ from headway.console.run import Run
 from headway.health.client import verdicts_of
 from headway.testkit.bed.node import Node
 from headway.testkit.bed.writes import Writes
+from headway.testkit.journal import query
 from headway.testkit.machines import Machines
 from headway.testkit.machines.fencing import EVENTS, writes_after_fencing
 
@@ -86,7 +87,7 @@ class Faults:
     def newest(self) -> tuple[int, int]:
         """Generation and step of the newest step that all ranks have completed, by the journal."""
         newest = "SELECT generation, step FROM metrics ORDER BY generation DESC, step DESC LIMIT 1"
-        rows = self.run.query(newest)
+        rows = query(self.run, newest)
         return (int(rows[0][0]), int(rows[0][1])) if rows else (-1, -1)
 
     def await_steps(self, num: int = 2) -> None:
@@ -106,7 +107,7 @@ class Faults:
     def evidence(self) -> str:
         """What happened last in the run, and what runs on the machines."""
         sql = "SELECT unix_s, epoch, name, fields FROM events ORDER BY id DESC LIMIT 60"
-        logs = "\n".join(" ".join(map(str, row)) for row in reversed(self.run.query(sql)))
+        logs = "\n".join(" ".join(map(str, row)) for row in reversed(query(self.run, sql)))
         roles = [f"{node.name}: {[_role(one.pid) for one in node.processes()]}"
                  for node in self.machines.bed.nodes if node.is_up]  # fmt: skip
         return "\n".join([logs, *roles])
@@ -269,25 +270,25 @@ class Faults:
     def given_up_for_cuts(self, since_id: int) -> list[int]:
         """The nodes that a verdict on the fabric has cost, by the journal from an event on."""
         sql = "SELECT fields FROM events WHERE name = 'node_lost' AND id > ? ORDER BY id"
-        found = [json.loads(fields) for (fields,) in self.run.query(sql, (since_id,))]
+        found = [json.loads(fields) for (fields,) in query(self.run, sql, (since_id,))]
         return [one["node"] for one in found if "fabric" in one["reason"]]
 
     def writes_after_fencing(
         self, writes: Writes, node: Node, since_id: int, *, leads: bool
     ) -> list[str]:
         """What a machine that has lost the run changed in the shared folder until its return."""
-        events, drained = self.run.query(EVENTS, (since_id,)), self.machines.drained
+        events, drained = query(self.run, EVENTS, (since_id,)), self.machines.drained
         return writes_after_fencing(events, writes, node, leads=leads, apart_from=drained)
 
     def standstill_s(self, since_unix_s: float) -> float:
         """The longest time since then between two completed steps that still count."""
         sql = "SELECT unix_s FROM metrics WHERE unix_s > ? ORDER BY unix_s"
-        times = [unix_s for (unix_s,) in self.run.query(sql, (since_unix_s,))]
+        times = [unix_s for (unix_s,) in query(self.run, sql, (since_unix_s,))]
         return round(max(b - a for a, b in pairwise([since_unix_s, *times])), 2)
 
     def newest_event(self) -> int:
         """Its id in the journal."""
-        return int(self.run.query("SELECT max(id) FROM events")[0][0])
+        return int(query(self.run, "SELECT max(id) FROM events")[0][0])
 
     # ---- processes ----------------------------------------------------------------------------
     def _freeze(self, node: Node) -> dict[str, Any]:

@@ -24,6 +24,7 @@ from typing import Any
 
 from headway.console.run import Run
 from headway.testkit.bed.writes import Writes
+from headway.testkit.journal import query
 from headway.testkit.machines import Machines
 
 from benchmarks.digest import final_digest
@@ -98,10 +99,10 @@ def judge(run: Run, rows: Sequence[dict[str, Any]], steps: int) -> list[str]:
         if row["fault"] in OF_PROCESSES and row["generations"][0] != row["generations"][1]
     ]
     for table in ("events", "inputs"):
-        epochs = [epoch for (epoch,) in run.query(f"SELECT epoch FROM {table} ORDER BY id")]
+        epochs = [epoch for (epoch,) in query(run, f"SELECT epoch FROM {table} ORDER BY id")]
         if epochs != sorted(epochs):
             wrong.append(f"{table}: rows of a former driver follow those of its successor")
-    known = {step for (step,) in run.query("SELECT step FROM metrics")}
+    known = {step for (step,) in query(run, "SELECT step FROM metrics")}
     if missing := sorted(set(range(steps)) - known):
         wrong.append(f"no metrics of {len(missing)} steps: {missing[:5]}")
     if run.outcome != "finished":

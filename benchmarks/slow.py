@@ -22,6 +22,7 @@ from typing import Any
 from headway.common.polling import wait_until
 from headway.console.run import Run
 from headway.health.journal import read_verdicts
+from headway.testkit.journal import query
 
 from benchmarks.drills.rig import Rig
 from benchmarks.faults import healthy
@@ -80,7 +81,7 @@ class _Watch:
 
 
 def _step(run: Run) -> int:
-    return int(run.query("SELECT MAX(step) FROM metrics")[0][0] or 0)
+    return int(query(run, "SELECT MAX(step) FROM metrics")[0][0] or 0)
 
 
 def slow_down(rig: Rig, run: Run, watch: _Watch, rank: int) -> dict[str, Any]:

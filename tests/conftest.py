@@ -27,6 +27,7 @@ from headway.console.machine import peak
 from headway.console.run import Run
 from headway.dataloader.config import DataConfig
 from headway.dataloader.prepare import prepare
+from headway.testkit.journal import query
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))  # benchmarks is a folder of the repository, not a distribution
@@ -199,7 +200,7 @@ class Machine:
     def events(self, name: str, kind: str) -> list[dict[str, Any]]:
         """Fields of the run's journalled events of one name, the oldest first."""
         sql = "SELECT fields FROM events WHERE name = ? ORDER BY id"
-        return [json.loads(fields) for (fields,) in Run(self.runs / name).query(sql, (kind,))]
+        return [json.loads(fields) for (fields,) in query(Run(self.runs / name), sql, (kind,))]
 
     def digest(self, name: str) -> str:
         """Of the parameters in the last checkpoint of a finished run."""

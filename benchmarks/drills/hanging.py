@@ -10,6 +10,8 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+from headway.testkit.journal import query
+
 from benchmarks.drills.judge import Report
 from benchmarks.drills.place import status_of
 from benchmarks.drills.rig import Rig
@@ -29,7 +31,7 @@ def d15(rig: Rig, rng: random.Random, faulty: bool) -> Report:
     recovered = rig.steps_on(run, 45.0, lambda _: True, more=MORE_STEPS)
     after = rig.healthy(run)
     left = rig.finish(run)
-    rows = run.query("SELECT DISTINCT step FROM metrics ORDER BY step")
+    rows = query(run, "SELECT DISTINCT step FROM metrics ORDER BY step")
     return {
         "recovered_s": recovered,
         "steps_meanwhile": meanwhile.step - before.step if meanwhile is not None else -1,

@@ -15,6 +15,7 @@ from headway.common.node.process import ProcessId
 from headway.common.node.run_dir import NodePaths
 from headway.console.run import Run
 from headway.controller.faults import faults
+from headway.testkit.journal import query
 
 from benchmarks.drills.judge import Report
 from benchmarks.drills.place import events_of, members, status_of
@@ -123,7 +124,7 @@ def d10(rig: Rig, rng: random.Random, faulty: bool) -> Report:
     return {
         "metrics_s": metrics,
         "clock_moved_s": told - before_s,
-        "metrics": sorted({int(row[0]) for row in run.query("SELECT step FROM metrics")}),
+        "metrics": sorted({int(row[0]) for row in query(run, "SELECT step FROM metrics")}),
         "left": left,
     }
 
@@ -136,13 +137,13 @@ def same_generation(run: Run, generation: int) -> bool:
 
 def newest_metrics(run: Run) -> int:
     """The newest step whose metrics are stored, -1 before the first."""
-    rows = run.query("SELECT MAX(step) FROM metrics")
+    rows = query(run, "SELECT MAX(step) FROM metrics")
     return int(rows[0][0]) if rows and rows[0][0] is not None else -1
 
 
 def reported_at(run: Run) -> float:
     """Wall-clock seconds at which the newest step was done, by the clock of its rank."""
-    rows = run.query("SELECT unix_s FROM metrics ORDER BY step DESC LIMIT 1")
+    rows = query(run, "SELECT unix_s FROM metrics ORDER BY step DESC LIMIT 1")
     return float(rows[0][0]) if rows else 0.0
 
 

@@ -19,6 +19,7 @@ from headway.console.run import Run
 from headway.dataloader.config import DataConfig
 from headway.dataloader.prepare import prepare
 from headway.launch.cluster import ClusterFolder
+from headway.testkit.journal import query
 
 
 def tiny_corpus(folder: Path) -> Path:
@@ -77,11 +78,13 @@ def events_of(run: Run, since_s: float = 0.0) -> list[dict[str, Any]]:
     keys = ("id", "epoch", "at_s", "name", "fields")
     return [
         {**dict(zip(keys, row, strict=True)), "fields": json.loads(row[4])}
-        for row in run.query(sql, (since_s,))
+        for row in query(run, sql, (since_s,))
     ]
 
 
 def last_generation(run: Run) -> dict[str, Any]:
     """The newest ``generation`` event's fields, such as ``source`` and ``step``."""
-    rows = run.query("SELECT fields FROM events WHERE name = 'generation' ORDER BY id DESC LIMIT 1")
+    rows = query(
+        run, "SELECT fields FROM events WHERE name = 'generation' ORDER BY id DESC LIMIT 1"
+    )
     return dict(json.loads(rows[0][0])) if rows else {}

@@ -30,6 +30,7 @@ from headway.common.node.process import ProcessId
 from headway.common.node.run_dir import NodePaths, shm_root
 from headway.common.wire.messages.driver import Status
 from headway.console.run import Run
+from headway.testkit.journal import query
 
 from benchmarks.drills.place import events_of, status_of
 from benchmarks.drills.rig import Rig
@@ -154,7 +155,7 @@ def _is_left_by_a_command(_run: Run, _since_s: float) -> bool:
 
 def _has_not_evaluated(run: Run, _since_s: float) -> bool:
     newest_one = "(SELECT MAX(sequence) FROM commands WHERE operation = 'evaluate')"
-    return not run.query(f"SELECT loss FROM evaluations WHERE sequence = {newest_one}")
+    return not query(run, f"SELECT loss FROM evaluations WHERE sequence = {newest_one}")
 
 
 def _has_not_stepped(run: Run, since_s: float) -> bool:
@@ -246,7 +247,7 @@ def _resume(rig: Rig, run: Run, end: End) -> Run:
 
 
 def _generations(run: Run) -> list[dict[str, Any]]:
-    rows = run.query("SELECT fields FROM events WHERE name = 'generation' ORDER BY id")
+    rows = query(run, "SELECT fields FROM events WHERE name = 'generation' ORDER BY id")
     return [json.loads(fields) for (fields,) in rows]
 
 

@@ -15,6 +15,7 @@ from headway.common.node.process import ProcessId
 from headway.common.node.run_dir import NodePaths
 from headway.common.wire.messages.driver import Status
 from headway.console.run import TERMINAL_OUTCOMES
+from headway.testkit.journal import query
 
 from benchmarks.drills.judge import Report
 from benchmarks.drills.place import events_of, status_of
@@ -121,7 +122,7 @@ def d12(rig: Rig, rng: random.Random, faulty: bool) -> Report:
             rig.steps_on(run, 30.0, lambda _: True)
     if faulty:
         rig.wait(lambda: run.outcome in TERMINAL_OUTCOMES, 30.0)
-    generations = run.query("SELECT MAX(generation) FROM generations")
+    generations = query(run, "SELECT MAX(generation) FROM generations")
     outcome, detail = run.outcome, run.fact("detail")
     return {
         "outcome": outcome,

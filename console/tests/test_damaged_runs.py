@@ -27,6 +27,7 @@ from headway.console.widgets.picture_reader import PictureReader
 from headway.controller.client import damaged_of
 from headway.controller.journal.journal import Journal
 from headway.launch.lease.file import FileLease, LeaseView
+from headway.testkit.journal import query
 
 Shell = Callable[..., tuple[int, str, str]]
 COMMANDS = (
@@ -166,7 +167,7 @@ def test_a_json_that_is_not_utf_8_costs_only_itself(fake: FakeRun) -> None:
     _spoil(fake, "samples", "tokens", "sequence = 0")
     fake.recover("rank 0 is lost: killed")
     journal = load_journal(fake.run)
-    assert journal.height == len(fake.run.query("SELECT 1 FROM events"))
+    assert journal.height == len(query(fake.run, "SELECT 1 FROM events"))
     assert json.loads(journal.filter(name="fence")["fields"][0]) == {"reason": "ab\ufffd"}
     assert [found["total_s"] is None for found in recoveries(journal).to_dicts()] == [False] * 2
     for _ in range(2):
@@ -269,15 +270,15 @@ def test_a_resumed_run_goes_on_above_the_epoch_of_its_journal_when_its_lease_is_
 def test_a_reader_goes_on_in_the_journal_that_replaces_a_damaged_one(
     fake: FakeRun, own_roots: Path
 ) -> None:
-    from headway.console.analysis.newest import StepReader
+    from headway.console.analysis.newest import NewestSteps
 
     fake.advance(5)
-    reader = StepReader(fake.run)
-    assert [step.step for step in reader.read()] == [0, 1, 2, 3, 4]
+    newest = NewestSteps(fake.run)
+    assert [step.step for step in newest.update()] == [0, 1, 2, 3, 4]
     for part in fake.folder.path.glob("run.sqlite*"):
         part.rename(part.with_name(f"old-{part.name}"))
     again = FakeRun(own_roots / "other", name="again")
     again.advance(2)
     again.close()
     (again.folder.database).rename(fake.folder.database)
-    assert [step.step for step in reader.read()] == [0, 1]
+    assert [step.step for step in newest.update()] == [0, 1]

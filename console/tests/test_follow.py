@@ -22,6 +22,7 @@ from headway.console.live.progress import ProgressReader, clock, read_progress
 from headway.console.machine.peak import Peak
 from headway.console.run import Run
 from headway.console.testing import STEP_S, TOKENS, FakeRun
+from headway.testkit.journal import query
 
 PEAK = Peak("cpu", "made up", 2, {"bf16": 1e12, "fp32": 2e12}, waited=0.0)
 
@@ -226,7 +227,7 @@ def test_json_is_one_object_a_line(fake: FakeRun) -> None:
     Follower(fake.run, out=out, every_s=0.1, as_json=True).follow()
     told = [json.loads(line) for line in out.getvalue().splitlines()]
     assert told[-1]["phase"] == "finished"
-    times = {at for (at,) in fake.run.query("SELECT unix_s FROM events")}
+    times = {at for (at,) in query(fake.run, "SELECT unix_s FROM events")}
     events = [line for line in told if "event" in line]
     assert events and {line["unix_s"] for line in events} <= times, (
         "when it happened, not when it was told"

@@ -25,7 +25,7 @@ from headway.common.errors import (
 from headway.common.node.testing import child_environment, wait_until
 from headway.common.wire.keys import KeyPair
 from headway.common.wire.messages.driver import Command
-from headway.common.wire.messages.gateway import FileFacts, Files, ListFiles, QueryJournal, Rows
+from headway.common.wire.messages.gateway import FileFacts, Files, ListFiles, ReadJournal, Rows
 from headway.common.wire.server import Server
 from headway.console import Cluster, Run
 from headway.console.cli import main
@@ -92,24 +92,27 @@ def test_a_run_elsewhere_shows_what_it_shows_at_home(
 def test_commands_reach_the_driver_and_refusals_come_back(console: Console) -> None:
     remote = Cluster.connect(console.key, console.folder).run("fake")
     assert remote.set(lr=1e-4) > 0
-    assert [one[0] for one in remote.query("SELECT operation FROM commands")] == ["set"]
+    assert [one[1] for one in remote._read("commands", ())] == ["set"]
     with pytest.raises(RemoteError, match="cannot set lr to -1"):
         remote.send(Command(id="x", operation="set", name="lr", value=-1.0), timeout_s=5.0)
 
 
-def test_long_answers_come_in_parts(console: Console) -> None:
+def test_long_answers_come_in_parts(fake: FakeRun, console: Console) -> None:
     remote = Cluster.connect(console.key, console.folder).run("fake")
-    sql = "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n WHERE i < 3000) "
-    assert remote.query(sql + "SELECT i, hex(zeroblob(200)) FROM n") == [
-        (number, "00" * 200) for number in range(1, 3001)
-    ]
+    with contextlib.closing(sqlite3.connect(fake.folder.database)) as raw, raw:
+        raw.executemany(
+            "INSERT INTO events VALUES (NULL, 1, 0, 0, 'long', ?)",
+            [(json.dumps({"number": number, "text": "0" * 400}),) for number in range(3000)],
+        )
+    found = remote.records.events(name="long")
+    assert [event.fields["number"] for event in found] == list(range(3000))
 
 
 def test_a_text_that_is_not_utf_8_costs_only_itself(fake: FakeRun, console: Console) -> None:
     remote = Cluster.connect(console.key, console.folder).run("fake")
     with contextlib.closing(sqlite3.connect(fake.folder.database)) as raw, raw:
         raw.execute("UPDATE events SET fields = CAST(x'7b2261223a22e3227d' AS TEXT) WHERE id = 1")
-    assert remote.query("SELECT fields FROM events")[0] == ('{"a":"\ufffd"}',)
+    assert remote.records.events()[0].fields == {"a": "\ufffd"}
     assert remote.journal().equals(Run(fake.folder.path).journal())
     with contextlib.closing(sqlite3.connect(fake.folder.database)) as raw, raw:
         raw.execute("INSERT INTO facts VALUES ('outcome', CAST(x'7ba2' AS TEXT))")
@@ -117,19 +120,11 @@ def test_a_text_that_is_not_utf_8_costs_only_itself(fake: FakeRun, console: Cons
         assert remote.outcome
 
 
-def test_a_question_that_never_ends_is_given_up(console: Console) -> None:
+@pytest.mark.parametrize("read", ["DELETE FROM events", "SELECT 1", "facts; DROP TABLE facts", ""])
+def test_a_gateway_has_no_reads_but_those_with_a_name(console: Console, read: str) -> None:
     remote = Cluster.connect(console.key, console.folder).run("fake")
-    endless = "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n) SELECT max(i) FROM n"
-    with pytest.raises(RemoteError, match="for at most"):
-        remote.query(endless)
-    assert remote.query("SELECT 1") == [(1,)]
-
-
-@pytest.mark.parametrize("sql", ["DELETE FROM events", "ATTACH 'x' AS y", "PRAGMA user_version=1"])
-def test_nothing_is_written_through_a_gateway(console: Console, sql: str) -> None:
-    remote = Cluster.connect(console.key, console.folder).run("fake")
-    with pytest.raises(RemoteError, match="only queries"):
-        remote.query(sql)
+    with pytest.raises(RemoteError, match="there is no read"):
+        remote._read(read, ())
 
 
 def test_what_needs_the_runs_own_folder_is_refused(
@@ -152,11 +147,11 @@ def test_without_its_gateway_a_run_elsewhere_is_out_of_reach(
     address = Access.load(console.key).address
     console.stop()
     with pytest.raises(DeadlineError, match=address):
-        remote.query("SELECT 1")
+        remote.records.has_begun()
     console.start()
     assert Access.load(console.key).address == address, "the same keys, the same address"
     monkeypatch.setattr("headway.console.gateway.remote_run.CALL_S", 10.0)
-    assert remote.query("SELECT 1") == [(1,)]
+    assert remote.records.has_begun()
 
 
 def test_no_driver_is_the_same_there_as_here(fake: FakeRun, console: Console) -> None:
@@ -241,7 +236,7 @@ def test_only_the_key_of_the_file_is_admitted(console: Console) -> None:
     known = Access.load(console.key)
     stranger = Access.new(known.address, known.server_key.encode(), KeyPair.generate())
     with pytest.raises(DeadlineError), stranger.client() as client:
-        client.call(QueryJournal(run="fake", sql="SELECT 1"), Rows, timeout_s=1.0, retries=0)
+        client.call(ReadJournal(run="fake", read="has_begun"), Rows, timeout_s=1.0, retries=0)
 
 
 def test_a_key_file_that_is_not_one_is_named(tmp_path: Path) -> None:

@@ -11,19 +11,14 @@ import pytest
 from headway.common.wire.messages.executor import StepMetrics
 from headway.console.analysis.curve import MAX_BLOCKS, Curve
 from headway.console.analysis.metrics import current, load_metrics, seconds_per_step, throughput
-from headway.console.analysis.newest import (
-    PACE_STEPS,
-    NewestSteps,
-    StepReader,
-    repeated_steps,
-    skipped_steps,
-)
-from headway.console.folder import records
+from headway.console.analysis.newest import PACE_STEPS, NewestSteps
 from headway.console.live.news import News
 from headway.console.live.progress import ProgressReader, read_progress
 from headway.console.run import Run
 from headway.console.testing import FakeRun
 from headway.console.widgets.picture_reader import PictureReader
+from headway.controller.client import JournalFile
+from headway.controller.journal import file
 from headway.controller.journal.journal import Journal
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -133,15 +128,17 @@ def test_a_second_look_reads_only_new_rows(
     reader = ProgressReader(idle.run)
     reader.read()
     rows: list[int] = []
-    query = Run.query
+    read = JournalFile.rows
 
-    def counting(self: Run, sql: str, values: tuple[object, ...] = ()) -> list[tuple[object, ...]]:
-        found = query(self, sql, values)
-        if "metrics" in sql:
+    def counting(
+        self: JournalFile, name: str, values: tuple[object, ...] = ()
+    ) -> list[tuple[object, ...]]:
+        found = read(self, name, values)
+        if name in ("steps_stored", "course"):
             rows.append(len(found))
         return found
 
-    monkeypatch.setattr(Run, "query", counting)
+    monkeypatch.setattr(JournalFile, "rows", counting)
     reader.read()
     assert sum(rows) == 0
     steps.do(3)
@@ -159,20 +156,20 @@ def test_what_was_skipped_follows_a_recovery(idle: FakeRun, steps: Steps) -> Non
     steps.go_back(3)  # to step 6, which was the second one
     steps.do(1)
     assert reader.skipped == [5, 6] and reader.read().last_skipped == 5
-    assert skipped_steps(idle.run) == reader.skipped == [5]
+    assert idle.run.records.skipped_steps() == reader.skipped == [5]
 
 
 def test_one_look_opens_the_journal_once(
     idle: FakeRun, steps: Steps, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     opened: list[sqlite3.Connection] = []
-    connect = records.open_to_read
+    connect = file.open_to_read
 
-    def counting(file: Path) -> sqlite3.Connection:
-        opened.append(connect(file))
+    def counting(path: Path) -> sqlite3.Connection:
+        opened.append(connect(path))
         return opened[-1]
 
-    monkeypatch.setattr(records, "open_to_read", counting)
+    monkeypatch.setattr(file, "open_to_read", counting)
     steps.do(3)
     assert read_progress(idle.run).step == 3 and len(opened) == 1
     reader = PictureReader(idle.run, 20.0)
@@ -196,10 +193,10 @@ def test_repeated_steps_are_those_of_the_generation_before(idle: FakeRun, steps:
     steps.do(10)
     steps.go_back(4)
     steps.do(1)
-    assert repeated_steps(idle.run, 1, 6) == 4
+    assert idle.run.records.repeated(1, 6) == 4
     steps.go_back(0)
-    assert repeated_steps(idle.run, 2, 7) == 0
-    assert repeated_steps(idle.run, 0, 0) == 0
+    assert idle.run.records.repeated(2, 7) == 0
+    assert idle.run.records.repeated(0, 0) == 0
 
 
 def test_a_curve_of_any_length_has_few_points_and_the_right_means(
@@ -214,19 +211,20 @@ def test_a_curve_of_any_length_has_few_points_and_the_right_means(
     assert {point[1] for point in curve.points()[:-2]} == {3.0}
     kept, points = curve.changes()
     assert (kept, len(points)) == (0, len(curve.points()))
-    reader = StepReader(idle.run)
-    reader.read()
+    newest = NewestSteps(idle.run)
+    newest.update()
     steps.do(1)
-    curve.add(reader.read())
+    curve.add(newest.update())
     kept, points = curve.changes()
     assert kept >= len(curve.points()) - 2 and len(points) <= 2, "the end alone has changed"
 
 
 def test_a_growing_curve_doubles_its_blocks(idle: FakeRun, steps: Steps) -> None:
-    curve, reader = Curve(), StepReader(idle.run)
+    curve, newest = Curve(), NewestSteps(idle.run)
+    newest.update()
     for _ in range(5):
         steps.do(MAX_BLOCKS // 2)
-        curve.add(reader.read())
+        curve.add(newest.update())
         curve.changes()
     points = curve.points()
     assert len(points) <= MAX_BLOCKS and points[-1][0] == 5 * (MAX_BLOCKS // 2) - 1

@@ -162,29 +162,32 @@ def test_steps_are_counted_without_reading_all(fake: FakeRun) -> None:
     assert isinstance(fake.run.metrics(), pl.DataFrame)
 
 
-def test_a_run_of_an_older_version_is_listed_and_shown(
+def test_a_run_of_another_version_is_listed_and_refused_by_name(
     fake: FakeRun, shell: Callable[..., tuple[int, str, str]]
 ) -> None:
     fake.advance(3)
     fake.finish("stopped")
     with contextlib.closing(sqlite3.connect(fake.folder.database)) as journal:
-        for column in ("count", "tokens"):
-            journal.execute(f"ALTER TABLE commands DROP COLUMN {column}")
-        journal.execute("DROP TABLE samples")
-        journal.execute("DROP TABLE evaluations")
-        journal.execute(
-            "CREATE TABLE evaluations (generation INTEGER, step INTEGER, loss REAL, "
-            "tokens INTEGER, PRIMARY KEY (generation, step))"
-        )
-        journal.execute("INSERT INTO evaluations VALUES (0, 2, 5.5, 100)")
+        journal.execute("DROP VIEW course")
+        journal.execute("PRAGMA user_version = 7")
         journal.commit()
-    assert "3/40" in shell("runs")[1] and "3/40" in shell("status")[1]
+    code, out, _ = shell("runs")
+    assert code == 0 and "unreadable" in out
+    config = str(fake.folder.config)
+    for words in (("status",), ("stop",), ("watch",), ("run", config, "--name", "fake")):
+        code, _, error = shell(*words)
+        assert code == 2 and "has schema 7" in error and "use the version of Headway" in error
+        assert "Traceback" not in error
+
+
+def test_a_loss_that_is_planned_and_asked_for_counts_once(fake: FakeRun) -> None:
+    fake.advance(3)
+    fake.finish("stopped")
+    journal = Journal(fake.folder.database, epoch=9)
+    for sequence in (0, 4):
+        journal.store([Evaluation(generation=0, step=2, loss=5.5, tokens=1, sequence=sequence)])
+    journal.close()
     assert fake.run.evaluations()["loss"].to_list() == [5.5]
-    assert fake.run.samples().is_empty() and fake.run.metrics().height == 3
-    journal_of_today = Journal(fake.folder.database, epoch=9)
-    journal_of_today.store([Evaluation(generation=0, step=2, loss=5.5, tokens=1, sequence=4)])
-    journal_of_today.close()
-    assert fake.run.evaluations()["loss"].to_list() == [5.5], "planned and asked for: one loss"
     assert fake.run.result(4)["loss"] == 5.5
 
 

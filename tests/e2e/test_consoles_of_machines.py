@@ -14,6 +14,7 @@ import pytest
 from headway.common.errors import HeadwayError
 from headway.common.node.testing import wait_until
 from headway.console.run import Run
+from headway.testkit.journal import query
 from headway.testkit.machines import Machines
 from headway.testkit.machines.encrypted import pairs_by_curve
 from headway.testkit.machines.small import SMALL
@@ -32,7 +33,7 @@ CONSOLES = Path(__file__).with_name("consoles")
 def _rate(machines: Machines, name: str) -> float:
     """The learning rate of the newest step in the journal."""
     newest = "SELECT lr FROM metrics ORDER BY generation DESC, step DESC LIMIT 1"
-    return float(Run(machines.runs / name).query(newest)[0][0])
+    return float(query(Run(machines.runs / name), newest)[0][0])
 
 
 def _steer_without_torch(machines: Machines) -> None:

@@ -10,6 +10,7 @@ import pytest
 from headway.common.node.failpoints import arm
 from headway.console.live.summary import recovery_rows
 from headway.console.run import Run
+from headway.testkit.journal import query
 
 TINY = Path(__file__).resolve().parents[2] / "examples" / "tiny.toml"
 MAX_CRASHES = 3
@@ -29,7 +30,7 @@ def test_a_rank_that_raises_goes_on_and_one_that_raises_at_every_try_ends_the_ru
     run = Run(machine.runs / "tiny")
 
     def steps() -> int:
-        return max((int(row[0]) for row in run.query("SELECT step FROM metrics")), default=-1)
+        return max((int(row[0]) for row in query(run, "SELECT step FROM metrics")), default=-1)
 
     machine.wait_until(lambda: steps() > 2, "it trains")
     before = machine.wait_until(lambda: machine.status("tiny"), "the driver answers")

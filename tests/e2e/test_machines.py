@@ -26,6 +26,7 @@ from headway.launch.join.bundle import Bundle
 from headway.testkit.bed import Process
 from headway.testkit.bed.node import Node
 from headway.testkit.bed.writes import Writes
+from headway.testkit.journal import query
 from headway.testkit.machines import Machines
 from headway.testkit.machines.encrypted import pairs_by_curve
 from headway.testkit.machines.fencing import EVENTS, writes_after_fencing
@@ -140,7 +141,7 @@ def test_a_machine_that_will_be_taken_away_hands_over_and_may_come_back(
     )
     assert status["nodes"]["1"] == "lost"
     assert kept.wait(LIMIT_S) == 0
-    events = {name for (name,) in Run(machines.runs / "d").query("SELECT name FROM events")}
+    events = {name for (name,) in query(Run(machines.runs / "d"), "SELECT name FROM events")}
     assert "draining" in events and "evicted" in events
     assert "node_silent" not in events, "it was planned"
     again = machines.keep("d", 1)
@@ -191,12 +192,12 @@ def test_a_driver_that_is_cut_off_ends_and_one_of_the_others_leads_alone(
         )
         machines.heal()
         until(machines, "f", lambda s: s["nodes"].get("0") == "spare", "it does not return")
-        assert writes_after_fencing(run.query(EVENTS, (0,)), writes, cut_off) == []
+        assert writes_after_fencing(query(run, EVENTS, (0,)), writes, cut_off) == []
         assert writes.of(cut_off), "it wrote before"
     assert [len(_drivers(node)) for node in machines.bed.nodes].count(1) == 1
     assert not _drivers(cut_off)
     for table in ("events", "inputs"):  # what a former driver writes would stand behind
-        epochs = [epoch for (epoch,) in run.query(f"SELECT epoch FROM {table} ORDER BY id")]
+        epochs = [epoch for (epoch,) in query(run, f"SELECT epoch FROM {table} ORDER BY id")]
         assert epochs == sorted(epochs) and len(set(epochs)) > 1
     machines.headway("stop", "f", "--now")
     until_empty(machines)

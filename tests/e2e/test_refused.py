@@ -12,6 +12,7 @@ import pytest
 from headway.ckpt_store.client import newest
 from headway.console.run import Run
 from headway.testkit.data_daemon import write_tokens
+from headway.testkit.journal import query
 
 TINY = Path(__file__).resolve().parents[2] / "examples" / "tiny.toml"
 
@@ -25,7 +26,7 @@ def _wait_for_step(machine: Any, step: int) -> Run:
     path = machine.runs / "tiny"
 
     def is_there() -> bool:
-        rows = Run(path).query("SELECT MAX(step) FROM metrics")
+        rows = query(Run(path), "SELECT MAX(step) FROM metrics")
         return bool(rows) and rows[0][0] is not None and int(rows[0][0]) >= step
 
     machine.wait_until(lambda: (path / "run.json").exists() and is_there(), f"step {step}")
@@ -52,17 +53,17 @@ def test_other_data_end_a_run_at_its_next_generation_or_start_and_its_own_let_it
     detail = run.fact("detail")
     assert f"the train data of {data} have changed" in detail, detail
     assert "restore the old data" in detail
-    generations = run.query("SELECT COUNT(*) FROM events WHERE name = 'generation'")
+    generations = query(run, "SELECT COUNT(*) FROM events WHERE name = 'generation'")
     assert int(generations[0][0]) == 2, "it was not tried again"
     machine.assert_clean("tiny")
 
     text = machine.headway(*_command(machine, *overrides), code=1)
     assert "have changed" in text
-    generations = run.query("SELECT COUNT(*) FROM events WHERE name = 'generation'")
+    generations = query(run, "SELECT COUNT(*) FROM events WHERE name = 'generation'")
     assert int(generations[0][0]) == 3
     shutil.rmtree(data)
     shutil.copytree(kept, data)
-    last = max(int(row[0]) for row in run.query("SELECT step FROM metrics"))
+    last = max(int(row[0]) for row in query(run, "SELECT step FROM metrics"))
     resumed = machine.start(*_command(machine, *overrides))
     _wait_for_step(machine, last + 5)
     os.kill(resumed.pid, signal.SIGINT)

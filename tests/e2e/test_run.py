@@ -15,6 +15,7 @@ import pytest
 from headway.ckpt_store.client import newest
 from headway.console.analysis.events import completed_steps, load_events
 from headway.console.run import Run
+from headway.testkit.journal import query
 
 ROOT = Path(__file__).resolve().parents[2]
 EXAMPLES = sorted((ROOT / "examples").rglob("*.toml"))
@@ -37,7 +38,7 @@ def _run(machine: Any, *overrides: Any, name: str = "") -> list[str]:
 
 
 def _steps_logged(run: Run) -> list[int]:
-    return [int(row[0]) for row in run.query("SELECT step FROM metrics ORDER BY step")]
+    return [int(row[0]) for row in query(run, "SELECT step FROM metrics ORDER BY step")]
 
 
 def _wait_for_step(machine: Any, name: str, step: int) -> None:

@@ -17,6 +17,7 @@ from headway.common.node.testing import wait_until
 from headway.console.run import Run
 from headway.testkit.bed import Stream, streams
 from headway.testkit.bed.node import Node
+from headway.testkit.journal import query
 from headway.testkit.machines import Machines
 from headway.testkit.machines.slurm import Slurm
 from headway.testkit.machines.waits import is_stepping, until, until_recovered
@@ -162,7 +163,7 @@ def test_a_cancelled_job_stops_with_a_checkpoint(machines: Machines, corpus: Pat
     run = Run(machines.runs / "c")
 
     def has_all_steps() -> bool:
-        [(step,)] = run.query("SELECT MAX(step) FROM metrics")
+        [(step,)] = query(run, "SELECT MAX(step) FROM metrics")
         found = newest(run.folder.checkpoints)
         return found is not None and found.step == step + 1
 

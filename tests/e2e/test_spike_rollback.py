@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from headway.ckpt_store.client import newest, read_shard
 from headway.console.run import Run
+from headway.testkit.journal import query
 from headway.trainer.state.snapshot import Extra
 
 TINY = Path(__file__).resolve().parents[2] / "examples" / "tiny.toml"
@@ -29,7 +30,7 @@ JUMPY = (
 
 
 def _events(run: Run, name: str) -> list[dict[str, Any]]:
-    rows = run.query("SELECT fields FROM events WHERE name = ? ORDER BY rowid", (name,))
+    rows = query(run, "SELECT fields FROM events WHERE name = ? ORDER BY rowid", (name,))
     return [json.loads(row[0]) for row in rows]
 
 
@@ -49,7 +50,7 @@ def test_a_run_goes_back_behind_its_spikes_and_finishes(machine: Any) -> None:
     )
     begun = [one["step"] for one in _events(run, "generation")]
     assert begun == [0, *(one["step"] for one in back)]
-    newest_first = run.query("SELECT step FROM metrics ORDER BY step")
+    newest_first = query(run, "SELECT step FROM metrics ORDER BY step")
     assert {int(row[0]) for row in newest_first} == set(range(STEPS))
     checkpoint = newest(run.folder.checkpoints, 2)
     assert checkpoint is not None and checkpoint.step == STEPS

@@ -10,6 +10,7 @@ import pytest
 from headway.ckpt_store.client import newest
 from headway.console.live.summary import recovery_rows
 from headway.console.run import Run
+from headway.testkit.journal import query
 
 TINY = Path(__file__).resolve().parents[2] / "examples" / "tiny.toml"
 STEPS = 12
@@ -39,12 +40,12 @@ def test_a_spike_stops_the_run_behind_a_checkpoint_from_which_it_can_be_resumed(
     assert recovery_rows(run) == [], "it was not tried again"
     checkpoint = newest(run.folder.checkpoints, 2)
     assert checkpoint is not None and checkpoint.step == step, "whole, of all ranks"
-    logged = [int(row[0]) for row in run.query("SELECT step FROM metrics ORDER BY step")]
+    logged = [int(row[0]) for row in query(run, "SELECT step FROM metrics ORDER BY step")]
     assert logged == list(range(step)), "the spike is not a completed step"
 
     taken = machine.settings(machine.two_ranks, TOUCHY, "train.on_spike=ignore")
     machine.headway(*words, *taken)
     assert run.outcome == "finished"
-    steps = {int(row[0]) for row in run.query("SELECT step FROM metrics")}
+    steps = {int(row[0]) for row in query(run, "SELECT step FROM metrics")}
     assert steps == set(range(STEPS))
     machine.assert_clean("tiny")

@@ -14,6 +14,7 @@ from headway.console.cli import main
 from headway.console.live.summary import recovery_rows
 from headway.console.run import Run
 from headway.console.trace.slices import DRIVER
+from headway.testkit.journal import query
 from headway.trainer.optim.schedule import learning_rate
 
 NAME = "verbs"
@@ -98,14 +99,14 @@ def test_a_set_learning_rate_is_that_of_the_following_steps_until_it_is_unset(li
     live.headway("set", NAME, "lr=0.000321", "--wait")
     after = live.step()
     rates = live.wait_until(
-        lambda: live.run.query("SELECT lr FROM metrics WHERE step > ?", (after,)),
+        lambda: query(live.run, "SELECT lr FROM metrics WHERE step > ?", (after,)),
         "a step was reported",
     )
     assert {row[0] for row in rates} == {0.000321}
     live.headway("unset", NAME, "lr", "--wait")
     after, optim = live.step(), live.run.config.optim
     rates = live.wait_until(
-        lambda: live.run.query("SELECT step, lr FROM metrics WHERE step > ?", (after,)),
+        lambda: query(live.run, "SELECT step, lr FROM metrics WHERE step > ?", (after,)),
         "a step was reported",
     )
     steps = live.run.config.train.steps
@@ -157,8 +158,8 @@ def _attempts(run: Run, step: int, generation: int) -> list[tuple[Any, Any]]:
         "SELECT step, loss, grad_norm, lr FROM metrics WHERE step BETWEEN ? AND ? "
         "AND generation {} ? ORDER BY step"
     )
-    first = run.query(sql.format("="), (step, step + 3, generation))
-    again = run.query(sql.format(">"), (step, step + 3, generation))
+    first = query(run, sql.format("="), (step, step + 3, generation))
+    again = query(run, sql.format(">"), (step, step + 3, generation))
     return list(zip(first, again, strict=True)) if len(first) == len(again) == 4 else []
 
 

@@ -15,6 +15,7 @@ from headway.common.node.run_dir import NodePaths
 from headway.common.wire.messages.driver import Status
 from headway.console.run import Run
 from headway.launch.cluster import ClusterFolder
+from headway.testkit.journal import query
 
 SERVICES = ("dataloader", "ckpt_store", "agent", "zygote", "monitor", "driver")
 
@@ -53,7 +54,7 @@ class Live:
         return self.healthy(beyond_step=self.healthy().step + 2)
 
     def reported(self) -> set[int]:
-        return {int(row[0]) for row in self.run.query("SELECT step FROM metrics")}
+        return {int(row[0]) for row in query(self.run, "SELECT step FROM metrics")}
 
     def workers(self, status: Status) -> dict[int, tuple[str, int]]:
         return {row.rank: (row.worker, row.pid) for row in status.ranks}
@@ -162,8 +163,9 @@ def test_a_killed_init_is_replaced_and_changes_no_worker(live: Live, both: bool)
 
 def test_no_step_was_done_twice_through_all_of_it(live: Live) -> None:
     live.healthy(beyond_step=live.healthy().step + 1)
-    rows = live.run.query(
-        "SELECT generation, COUNT(*), COUNT(DISTINCT step) FROM metrics GROUP BY generation"
+    rows = query(
+        live.run,
+        "SELECT generation, COUNT(*), COUNT(DISTINCT step) FROM metrics GROUP BY generation",
     )
     assert [row[0] for row in rows] == [0]
     assert rows[0][1] == rows[0][2]
@@ -185,7 +187,7 @@ def test_a_step_is_reported_though_the_rank_that_reports_dies_before(live: Live)
     after = live.healthy(beyond_step=at + 3)
     assert after.generation == before.generation + 1
     steps_of = "SELECT step FROM metrics WHERE generation = ? ORDER BY step"
-    live.machine.wait_until(lambda: live.run.query(steps_of, (after.generation,)), "its steps")
-    (last,) = live.run.query(steps_of, (before.generation,))[-1]
-    (first,) = live.run.query(steps_of, (after.generation,))[0]
+    live.machine.wait_until(lambda: query(live.run, steps_of, (after.generation,)), "its steps")
+    (last,) = query(live.run, steps_of, (before.generation,))[-1]
+    (first,) = query(live.run, steps_of, (after.generation,))[0]
     assert (last, first) == (at, at + 1), "no step was repeated or lost"

@@ -22,10 +22,9 @@ FLOORS: dict[str, tuple[tuple[str, ...], ...]] = {
         ("__main__",),
     ),
     "controller": (
-        ("decisions", "faults"),
-        ("journal", "executor"),
-        ("driver", "client"),
-        ("__main__",),
+        ("decisions", "faults", "journal"),
+        ("driver", "executor"),
+        ("client", "__main__"),
     ),
     "launch": (
         ("lease", "engine", "cluster"),

@@ -16,6 +16,7 @@ from headway.common.config import load, to_toml
 from headway.common.node.janitor import end_run, processes_of
 from headway.console import Cluster, Run
 from headway.console.machine.preflight import prepare_corpus
+from headway.testkit.journal import query
 from headway.trainer.config import RunConfig
 
 REPOSITORY = Path(__file__).parents[2]
@@ -220,7 +221,7 @@ def test_launch_and_steer_recovers_from_three_faults_and_trains_to_the_end(
     # a busy machine may replace a driver that it has kept from renewing its lease, too
     assert run.journal()["name"].to_list().count("adopted") >= 1
     assert "checkpoint       step" in text
-    rates = run.query("SELECT lr FROM metrics ORDER BY generation, step")
+    rates = query(run, "SELECT lr FROM metrics ORDER BY generation, step")
     assert rates[-1] == (5e-4,)
     assert processes_of(run.folder.run_id) == []
     assert (run.path / "trace.json.gz").exists()

@@ -117,8 +117,8 @@ class Run(RunFrames, Steering):
             try:
                 return self.send(command, timeout_s=4.0)
             except DeadlineError:  # it may have been taken, or the run may have ended meanwhile
-                if taken := self.query("SELECT sequence FROM commands WHERE id = ?", (command.id,)):
-                    return int(taken[0][0])
+                if (taken := self.records.sequence_of(command.id)) is not None:
+                    return taken
                 self._refuse_over(operation, fields.get("count", 0))
                 if attempt == 3:
                     raise

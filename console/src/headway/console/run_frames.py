@@ -69,11 +69,10 @@ class RunFrames(RunRecords):
         import polars as pl
         from headway.console.analysis.episodes import load_journal, recoveries
         from headway.console.analysis.events import load_events
-        from headway.console.analysis.newest import repeated_steps
 
         rows = recoveries(load_journal(self), load_events(self.path))
         restarts = rows.select("generation", "step").iter_rows()
-        repeated = [repeated_steps(self, *restart) for restart in restarts]
+        repeated = [self.records.repeated(*restart) for restart in restarts]
         return rows.with_columns(pl.Series("repeated", repeated, dtype=pl.Int64))
 
     def logs(
@@ -184,8 +183,8 @@ class RunFrames(RunRecords):
         facts = [("state", self.state), ("step", steps)]
         if (origin := self.forked_from) is not None:
             facts.append(("forked from", f"{origin['run']} at step {origin['step']}"))
-        newest = "SELECT loss FROM metrics ORDER BY generation DESC, step DESC LIMIT 1"
-        for (loss,) in self.query(newest):
+        if newest := self.records.course(1):
+            loss = newest[0].loss
             facts.append(("loss", "not finite" if loss is None else f"{loss:.4f}"))
         if (checkpoint := newest_checkpoint(self)) is not None:
             facts.append(("checkpoint", f"step {checkpoint}"))

@@ -85,8 +85,8 @@ def test_what_a_former_driver_adds_in_the_first_seconds_is_taken_over(tmp_path: 
             at_work.set()
             time.sleep(0.2)
             database.execute(
-                "INSERT INTO commands (id, unix_s, operation, name, value) "
-                "VALUES ('a', 0, 'pause', '', 0)"
+                "INSERT INTO commands (id, unix_s, operation, name, value, count, tokens) "
+                "VALUES ('a', 0, 'pause', '', 0, 0, '[]')"
             )
 
     thread = threading.Thread(target=add_slowly)

@@ -76,18 +76,6 @@ def test_it_continues_by_the_wall_clock_where_its_machine_was_started_anew(
     assert own is not None and own.offset_ns == pytest.approx(HOUR_S * 1e9, rel=0.1)
 
 
-def test_a_journal_of_an_older_version_gets_the_table(tmp_path: Path) -> None:
-    old = Journal(tmp_path / "run.sqlite", epoch=1)
-    old.event("before", {}, time.monotonic() + HOUR_S)
-    old._db.execute("DROP TABLE clocks")
-    old.close()
-    new = Journal(tmp_path / "run.sqlite", epoch=2)
-    assert is_about(RunClock.continued(new, 0, "a"), HOUR_S)
-    keep(new, RunClock().own(0, "a"))
-    assert [reading.node for reading in new.clocks()] == [0]
-    new.close()
-
-
 def test_only_news_of_a_clock_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = RunClock()
     assert clock.compare(beat(None, None), "b") is None

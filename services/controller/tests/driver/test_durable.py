@@ -9,6 +9,7 @@ from headway.ckpt_store import mark_generation
 from headway.ckpt_store.client import CheckpointClient
 from headway.controller.decisions.events import FindDurable, Memory
 from headway.controller.driver.durable import lack_after, problem_of, search
+from headway.controller.driver.memory import recall, remember, reopen
 from headway.controller.journal.journal import Journal
 
 
@@ -37,9 +38,9 @@ def test_a_folder_without_the_mark_of_the_generation_is_another_one(tmp_path: Pa
 
 def test_a_run_that_is_resumed_tries_checkpoints_again_that_were_damaged(tmp_path: Path) -> None:
     journal = Journal(tmp_path / "run.sqlite", epoch=1)
-    journal.remember(Memory(bad_checkpoints=(4, 8), marked=3, lost=(1,)))
-    journal.reopen()
-    assert journal.memory() == Memory(marked=3, lost=(1,))
+    remember(journal, Memory(bad_checkpoints=(4, 8), marked=3, lost=(1,)))
+    reopen(journal)
+    assert recall(journal) == Memory(marked=3, lost=(1,))
     journal.close()
 
 
@@ -47,9 +48,9 @@ def test_a_run_that_is_resumed_begins_a_new_count_of_spikes_and_drains_no_node(
     tmp_path: Path,
 ) -> None:
     journal = Journal(tmp_path / "run.sqlite", epoch=1)
-    journal.remember(Memory(spike=310, passes=((20, 310, 4),), drains=((1, 30, 300.0),)))
-    journal.reopen()
-    assert journal.memory() == Memory(spike=310, passes=((20, 310, 0),))
+    remember(journal, Memory(spike=310, passes=((20, 310, 4),), drains=((1, 30, 300.0),)))
+    reopen(journal)
+    assert recall(journal) == Memory(spike=310, passes=((20, 310, 0),))
     journal.close()
 
 

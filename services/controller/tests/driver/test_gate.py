@@ -25,6 +25,7 @@ from headway.common.wire.messages.driver import Join, Joined
 from headway.controller.decisions.events import Memory
 from headway.controller.driver import gate as gates
 from headway.controller.driver.gate import Gate, members_of
+from headway.controller.driver.memory import remember
 from headway.controller.journal.journal import Journal
 from headway.controller.journal.writer import JournalWriter
 from headway.launch.cluster import ClusterFolder
@@ -147,7 +148,7 @@ def test_a_next_gate_does_not_admit_a_node_that_was_evicted_and_may_still_run(
             first.ask(node, one)
         done = threading.Event()
         memory = Memory(evicted=(1, 2), released=(2,))  # node 2 has ended, and has joined again
-        first.writer.submit(lambda journal: journal.remember(memory), lambda *_: done.set())
+        first.writer.submit(lambda journal: remember(journal, memory), lambda *_: done.set())
         assert done.wait(20.0)
     with contextlib.closing(Door(tmp_path)) as second:
         assert set(second.known) == {0, 2}

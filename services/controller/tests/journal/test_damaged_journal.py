@@ -19,6 +19,7 @@ from headway.common.wire.messages.worker import Steer
 from headway.controller.decisions.events import Memory
 from headway.controller.driver import beginning
 from headway.controller.driver.durable import newest_mark
+from headway.controller.driver.memory import recall, remember
 from headway.controller.journal.essentials import FILE, damaged_of, kept_facts
 from headway.controller.journal.journal import Journal
 from headway.controller.journal.rows import ClockReading
@@ -94,7 +95,7 @@ def _filled(path: Path, *, is_shared: bool = False) -> Journal:
     journal.begin_generation(2, {0: 0, 1: 4})
     journal.add_command("a", Steer(sequence=0, operation="set", name="lr", value=0.5))
     journal.add_command("b", Steer(sequence=0, operation="pause"))
-    journal.remember(MEMORY)
+    remember(journal, MEMORY)
     journal.set_facts(outcome="stopped", spent_commands="1")
     journal.store(_steps(0))
     journal.append([journal.clock_record(ClockReading(0, "boot", 0, 0, 0.0, 0.0))])
@@ -117,7 +118,7 @@ def test_a_driver_begins_with_what_is_essential_of_a_damaged_journal(
             (1, "set"),
             (2, "pause"),
         ]
-        assert journal.memory() == MEMORY and journal.fact("outcome", "") == "stopped"
+        assert recall(journal) == MEMORY and journal.fact("outcome", "") == "stopped"
         assert journal.add_command("b", Steer(sequence=0, operation="pause")) == (
             Steer(sequence=2, operation="pause"),
             False,

@@ -19,8 +19,9 @@ from headway.common.wire.messages.driver import Report
 from headway.common.wire.messages.executor import Sample, StepMetrics
 from headway.common.wire.messages.worker import Steer
 from headway.controller.decisions.events import Memory
-from headway.controller.journal.commands import read_commands
-from headway.controller.journal.journal import _TAKE_BACK_SKIPPED, Journal
+from headway.controller.driver.memory import recall, remember
+from headway.controller.journal.journal import Journal
+from headway.controller.journal.reads import READS
 from headway.controller.journal.reports import Reports
 from headway.controller.journal.writer import JournalWriter
 from headway.launch.lease.file import SupersededError
@@ -98,13 +99,13 @@ def test_a_write_that_fails_leaves_nothing_and_the_journal_usable(path: Path) ->
 def test_the_journal_is_private_and_keeps_what_a_successor_needs(path: Path) -> None:
     journal = Journal(path, epoch=1)
     memory = Memory(crashes=(("rank 1 failed", 5, 2),), lost=(3,), bad_checkpoints=(7,))
-    journal.remember(memory)
+    remember(journal, memory)
     journal.close()
     assert path.stat().st_mode & 0o777 == 0o600
     successor = Journal(path, epoch=2)
-    assert successor.memory() == memory
+    assert recall(successor) == memory
     successor.set_facts(memory="{torn")
-    assert successor.memory() == Memory()
+    assert recall(successor) == Memory()
     successor.close()
 
 
@@ -134,57 +135,6 @@ def test_a_resumed_run_forgets_its_stop_and_keeps_its_rate_and_its_history(path:
     journal.close()
 
 
-def test_a_journal_of_an_older_version_gets_the_new_column(path: Path) -> None:
-    with contextlib.closing(sqlite3.connect(path)) as database:
-        database.execute("CREATE TABLE facts (key TEXT PRIMARY KEY, value TEXT NOT NULL)")
-        database.execute(
-            "CREATE TABLE metrics (generation INTEGER, step INTEGER, loss REAL, grad_norm REAL, "
-            "lr REAL, tokens INTEGER, duration_s REAL, unix_s REAL, PRIMARY KEY (generation, step))"
-        )
-        database.execute("INSERT INTO metrics VALUES (0, 0, 1, 1, 1, 1, 1, 1)")
-        database.commit()
-    journal = Journal(path, epoch=1)
-    journal.store([_metrics(1, NAN), _metrics(2)])
-    assert journal.skipped() == {1}
-    assert _rows(path, "SELECT step, skipped FROM metrics") == [(0, 0), (1, 1), (2, 0)]
-    journal.close()
-
-
-def test_a_skipped_step_that_a_recovery_took_back_counts_no_longer(path: Path) -> None:
-    journal = Journal(path, epoch=1)
-    journal.store([_metrics(step, NAN if step in (3, 5, 7) else 1.0) for step in range(9)])
-    assert journal.skipped() == {3, 5, 7}
-    journal.store([_metrics(5, generation=1)])
-    assert journal.skipped() == {3}, "7 is to be done again too"
-    journal.store([_metrics(6, generation=1), _metrics(7, NAN, generation=1)])
-    assert journal.skipped() == {3, 7}
-    assert _rows(path, "SELECT generation, step FROM metrics WHERE skipped = 2") == [(0, 5), (0, 7)]
-    journal.close()
-
-
-def test_what_is_done_at_each_step_does_not_grow_with_the_run(path: Path) -> None:
-    journal = Journal(path, epoch=1)
-    (plan,) = journal._db.execute(f"EXPLAIN QUERY PLAN {_TAKE_BACK_SKIPPED}", (0, 0)).fetchall()
-    assert "USING INDEX metrics_skipped (step>?)" in plan[3]
-    journal.close()
-
-
-def test_reports_count_the_skipped_steps_of_the_present_course(writer: JournalWriter) -> None:
-    reports, numbers = Reports(writer, [2, 40]), itertools.count(1)
-
-    def take(metrics: StepMetrics) -> None:
-        reports.take(Report(node=0, sequence=next(numbers), oldest=1, metrics=metrics))
-
-    take(_metrics(30, generation=1))
-    assert reports.skipped == {2}, "a driver that is new knows of 40 from the journal"
-    take(_metrics(31, NAN, generation=1))
-    take(_metrics(31, generation=2))
-    take(_metrics(32, NAN, generation=1))  # late, of before the recovery
-    assert reports.skipped == {2}
-    take(_metrics(32, NAN, generation=2))
-    assert reports.skipped == {2, 32}
-
-
 def test_metrics_of_a_second_rank_fill_gaps_and_change_nothing(
     path: Path, writer: JournalWriter
 ) -> None:
@@ -201,7 +151,7 @@ def test_metrics_of_a_second_rank_fill_gaps_and_change_nothing(
     take(0, 7, 0.1), stored()
     assert reports.measured == (1, 7)
     take(1, 7, 0.5), take(1, 8, 0.5, NAN), stored()
-    assert reports.measured == (1, 8) and reports.skipped == {8}
+    assert reports.measured == (1, 8) and reports.num_skipped == 1
     assert [(one.step, one.duration_s) for one in reports.newest] == [(7, 0.1), (8, 0.5)]
     rows = _rows(path, "SELECT step, duration_s FROM metrics ORDER BY step")
     assert rows == [(7, 0.1), (8, 0.5)]
@@ -210,14 +160,14 @@ def test_metrics_of_a_second_rank_fill_gaps_and_change_nothing(
     )
     take(1, 9, 0.5, NAN), stored()  # of before, and not repeated
     take(1, 12, 0.5, NAN), stored()  # of before, and repeated
-    assert reports.measured == (2, 12) and reports.skipped == {8, 9}
+    assert reports.measured == (2, 12) and reports.num_skipped == 2
     reports.take(
         Report(node=0, sequence=next(numbers[0]), oldest=1, metrics=_metrics(20, generation=3))
     )
     take(1, 13, 0.5, NAN)  # repeated by the generation between
     take(1, 2**63, 0.5), stored()
-    assert reports.measured == (3, 20) and reports.skipped == {8, 9}
-    skipped = _rows(path, "SELECT step FROM metrics WHERE skipped = 1 ORDER BY step")
+    assert reports.measured == (3, 20) and reports.num_skipped == 2
+    skipped = _rows(path, READS["skipped_steps"])
     assert skipped == [(8,), (9,)]
 
 
@@ -383,15 +333,3 @@ def test_a_journal_in_whose_place_is_another_file_is_not_written(path: Path) -> 
     path.with_suffix(".moved").rename(path)
     journal.begin_generation(0, {0: 0})
     journal.close()
-
-
-def test_commands_of_an_older_version_are_read_without_a_change(path: Path) -> None:
-    journal = Journal(path)
-    journal.add_command("a", Steer(sequence=0, operation="set", name="lr", value=0.1))
-    journal.close()
-    with contextlib.closing(sqlite3.connect(path)) as database:
-        for column in ("count", "tokens"):
-            database.execute(f"ALTER TABLE commands DROP COLUMN {column}")
-    (command,) = read_commands(path)
-    assert (command.operation, command.value, command.count) == ("set", 0.1, 0)
-    assert "count" not in {row[1] for row in _rows(path, "PRAGMA table_info(commands)")}

@@ -6,19 +6,12 @@ carries the run, its clock is the run's, and nothing is added to any time.
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 from headway.console.folder.records import RunRecords
-
-_READINGS = "SELECT node, boot_id, offset_ns, uncertainty_ns, monotonic_s, unix_s FROM clocks"
-_RANK_NODES = (  # a flipped bit in the JSON of an old generation costs that one
-    "SELECT rank_nodes FROM generations "
-    "WHERE CASE WHEN json_valid(rank_nodes) THEN json_type(rank_nodes) = 'object' END"
-)
 
 
 @dataclass
@@ -57,13 +50,11 @@ class Clocks:
         self._nodes: set[int] = set()
         if not run.folder.bundle.exists():
             return
-        for node, boot_id, offset_ns, uncertainty_ns, run_s, unix_s in run.query(
-            f"{_READINGS} ORDER BY id"
-        ):
-            boot = self._boots.setdefault(node, {}).setdefault(boot_id, _Boot(unix_s))
-            boot.add(offset_ns, uncertainty_ns, run_s)
-        for (rank_nodes,) in run.query(_RANK_NODES):
-            self._nodes.update(json.loads(rank_nodes).values())
+        for one in run.records.clocks():
+            boot = self._boots.setdefault(one.node, {}).setdefault(one.boot_id, _Boot(one.unix_s))
+            boot.add(one.offset_ns, one.uncertainty_ns, one.monotonic_s)
+        for _, _, rank_nodes in run.records.generations():
+            self._nodes.update(rank_nodes.values())
 
     def uncertainty_ns(self) -> dict[int, int | None]:
         """Node -> how far its newest times may be off either way, of each node that has carried

@@ -6,14 +6,13 @@ many blocks. A block's loss and rate are means, its gradient norm the highest on
 
 from __future__ import annotations
 
-import json
 import math
 from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from headway.console.analysis.newest import Step, StepReader, generation_starts
+from headway.controller.client import Step
 
 if TYPE_CHECKING:
     from headway.console.folder.records import RunRecords
@@ -81,20 +80,19 @@ class Curve:
 
     def load(self, run: RunRecords) -> None:
         """Begin with what ``run`` has done so far: every step, or some of each block."""
-        reader = StepReader(run, 1)
-        newest = reader.read()
-        if not newest:
+        completed = run.records.completed_steps()
+        if completed is None:
             return
-        self._length = 1 << max(0, math.ceil(math.log2((newest[0].step + 1) / MAX_BLOCKS)))
-        self.add(reader.spans(_probes(run, newest[0].step, self._length)))
+        self._length = 1 << max(0, math.ceil(math.log2(completed / MAX_BLOCKS)))
+        self.add(run.records.course_spans(_sampled(completed, self._length)))
 
     def add(self, steps: Iterable[Step]) -> None:
-        """Take in steps in their order; one of a newer generation takes back those from it on."""
+        """Append steps in order. A step of a newer generation replaces all from that step on."""
         for step in steps:
             if self._blocks and step.step <= self._blocks[-1].step:
-                if step.generation <= self._generation:
-                    continue  # read before
-                self._take_back(step.step)
+                if step.is_superseded or step.generation <= self._generation:
+                    continue  # read before, or superseded before it was stored
+                self._supersede(step.step)
             self._generation = step.generation
             self._add(step)
         while len(self._blocks) > MAX_BLOCKS:
@@ -131,7 +129,7 @@ class Curve:
             block.p50_s = ordered[len(ordered) // 2]
             block.p99_s = ordered[min(len(ordered) - 1, int(0.99 * len(ordered)))]
 
-    def _take_back(self, step: int) -> None:
+    def _supersede(self, step: int) -> None:
         first = step // self._length
         while self._blocks and self._blocks[-1].index >= first:
             self._blocks.pop()
@@ -150,16 +148,7 @@ class Curve:
         self._blocks, self._unchanged = merged, 0
 
 
-def _probes(run: RunRecords, last: int, length: int) -> str:
-    """Generation, first and last step of what to read, as JSON, the oldest first."""
-    found: list[tuple[int, int, int]] = []
-    after = last + 1
-    for generation, low in reversed(generation_starts(run, -1)):
-        # from ``after`` on a newer generation did the steps
-        for block in range((after - 1) // length, low // length - 1, -1):
-            stop = min(after, (block + 1) * length)
-            start = max(low, block * length, stop - SAMPLED)
-            if start < stop:
-                found.append((generation, start, stop - 1))
-        after = min(after, low)
-    return json.dumps(found[::-1])
+def _sampled(completed: int, length: int) -> list[tuple[int, int]]:
+    """First and last of the steps to read of each block, the oldest first."""
+    stops = [min(start + length, completed) for start in range(0, completed, length)]
+    return [(max(stop - SAMPLED, (stop - 1) // length * length), stop - 1) for stop in stops]

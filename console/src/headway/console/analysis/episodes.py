@@ -9,7 +9,7 @@ from typing import Any
 
 import polars as pl
 from headway.common.plan.schedule.actions import Kind
-from headway.console.folder.records import WHOLE, RunRecords
+from headway.console.folder.records import RunRecords
 
 JOURNAL = {
     "epoch": pl.Int64,
@@ -83,7 +83,7 @@ SCHEMA = {
 
 def load_journal(run: RunRecords) -> pl.DataFrame:
     """The journal's events in order, columns ``JOURNAL``; ``fields`` is JSON."""
-    rows = run.query(f"SELECT {', '.join(JOURNAL)} FROM events WHERE {WHOLE} ORDER BY id")
+    rows = [row[1:] for row in run.records.event_rows()]
     return pl.DataFrame(rows, schema=JOURNAL, orient="row")
 
 

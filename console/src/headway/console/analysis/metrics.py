@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 import polars as pl
 from headway.console.analysis.newest import (
     PACE_STEPS,
     RATE_STEPS,
-    generation_starts,
     mean_gap_s,
     tokens_per_s,
 )
@@ -23,48 +20,30 @@ METRICS = {
     "tokens": pl.Int64,
     "duration_s": pl.Float64,
     "unix_s": pl.Float64,
+    "skipped": pl.Boolean,
+    "superseded": pl.Boolean,
 }
-FAR = 1 << 62
 EVALUATIONS = {"generation": pl.Int64, "step": pl.Int64, "loss": pl.Float64, "tokens": pl.Int64}
 
 
 def load_metrics(run: RunRecords) -> pl.DataFrame:
     """One row per (generation, completed step), in the order they were done; columns
     ``METRICS``."""
-    rows = run.query(f"SELECT {', '.join(METRICS)} FROM metrics ORDER BY generation, step")
-    return pl.DataFrame(rows, schema=METRICS, orient="row")
+    rows = run.records.attempts()
+    frame = pl.DataFrame(rows, schema=list(METRICS), orient="row", infer_schema_length=None)
+    return frame.cast(METRICS)  # type: ignore[arg-type]
 
 
 def load_evaluations(run: RunRecords) -> pl.DataFrame:
-    """One row per validation loss, nats per token;
-    ``step`` counts the steps completed before it. Those of a course that was given up are absent.
-    """
-    columns = ", ".join(EVALUATIONS)
-    once = "GROUP BY generation, step ORDER BY generation, step"  # planned and asked for: one loss
-    rows = run.query(f"SELECT {columns} FROM evaluations {once}")
-    # a generation that starts at ``first`` continues from the state that was evaluated there
-    starts = {generation: first + 1 for generation, first in generation_starts(run, -1)}
-    return _present_course(pl.DataFrame(rows, schema=EVALUATIONS, orient="row"), starts)
+    """One row per validation loss that counts, nats per token; ``step`` counts the steps completed
+    before it."""
+    rows = [(one.generation, one.step, one.loss, one.tokens) for one in run.records.evaluations()]
+    return pl.DataFrame(rows, schema=EVALUATIONS, orient="row")
 
 
 def current(metrics: pl.DataFrame) -> pl.DataFrame:
-    """One row per step of the present course: a generation gives up what the older ones did from
-    its first step on, whether it has come so far again or not."""
-    starts = metrics.group_by("generation").agg(pl.col("step").min()).rows()
-    return _present_course(metrics, dict(starts)).sort("step")
-
-
-def _present_course(frame: pl.DataFrame, starts: Mapping[int, int]) -> pl.DataFrame:
-    """Without rows of a generation from the first step of any newer one on.
-
-    ``starts``: generation -> first step.
-    """
-    limits, limit = {}, FAR
-    for generation in sorted({*starts, *frame["generation"]}, reverse=True):
-        limits[generation] = limit
-        limit = min(limit, starts.get(generation, FAR))
-    given_up = pl.col("generation").replace_strict(limits, return_dtype=pl.Int64)
-    return frame.filter(pl.col("step") < given_up) if limits else frame
+    """One row per step that counts: without those that a newer generation superseded."""
+    return metrics.filter(~pl.col("superseded")).sort("step")
 
 
 def step_times(metrics: pl.DataFrame) -> pl.DataFrame:

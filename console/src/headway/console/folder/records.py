@@ -4,40 +4,25 @@ from __future__ import annotations
 
 import contextlib
 import json
-import sqlite3
-import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from headway.common.config import load
 from headway.common.errors import CorruptError, InputError
 from headway.common.node.run_dir import RunDir
-from headway.common.node.sqlite import is_damage, is_undecodable, open_to_read, replaced
 from headway.common.polling import wait_until
 from headway.console.folder.presence import TAKEOVER_S, Observer, Presence
 from headway.console.folder.starting import Starter, starter_of
 from headway.console.hints import hint
 from headway.console.machine.peak import Peak, cached_peak
+from headway.controller.client import JournalFile, RunJournal, kept_facts
 from headway.launch.cluster import ClusterFolder
 from headway.launch.lease.choose import lease_of
 from headway.trainer.config import RunConfig
 
 TERMINAL_OUTCOMES = frozenset({"finished", "stopped", "failed"})
 """Outcomes of a run that has ended."""
-
-BEGUN = "SELECT 1 FROM events LIMIT 1"
-"""Whether a driver has led a run."""
-WHOLE = "CASE WHEN json_valid(fields) THEN json_type(fields) = 'object' END"
-"""Of a row of events: a flipped bit in its JSON costs that one event."""
-_READ_BY_DRIVERS = (
-    "SELECT * FROM facts",
-    "SELECT * FROM commands",
-    "SELECT * FROM generations ORDER BY generation DESC LIMIT 1",
-    "SELECT name FROM events",
-    "SELECT * FROM clocks",
-)
-"""What a driver reads before it leads: damage there has it set the journal aside."""
 
 
 class RunRecords:
@@ -52,7 +37,9 @@ class RunRecords:
         if not self.folder.run_json.exists():
             raise InputError(f"{path} holds no run", remedy="see `headway runs`")
         self._parsed: tuple[tuple[int, int], RunConfig] | None = None
-        self._shared = _Shared()
+        self._file = JournalFile(self.folder.database)
+        self.records = RunJournal(self._read)
+        """What its journal holds."""
         self._observer = Observer()
 
     def __repr__(self) -> str:
@@ -151,7 +138,7 @@ class RunRecords:
     @property
     def has_begun(self) -> bool:
         """Whether a driver has led it yet; a fork waits for its start."""
-        return bool(self.query(BEGUN)) or bool(self.journal_trouble)
+        return self.records.has_begun() or bool(self.journal_trouble)
 
     @property
     def outcome(self) -> str:
@@ -161,10 +148,10 @@ class RunRecords:
     @property
     def completed_steps(self) -> int:
         """Completed steps by the journal, at the same cost for any length of the run."""
-        newest = "SELECT step FROM metrics ORDER BY generation DESC, step DESC LIMIT 1"
-        rows = self.query(newest)
-        origin = self.forked_from
-        return int(rows[0][0]) + 1 if rows else int(origin["step"]) if origin else 0
+        completed, origin = self.records.completed_steps(), self.forked_from
+        if completed is not None:
+            return completed
+        return int(origin["step"]) if origin else 0
 
     @property
     def forked_from(self) -> dict[str, Any] | None:
@@ -174,12 +161,7 @@ class RunRecords:
     @property
     def total_steps(self) -> int:
         """Steps of the whole run, extensions included."""
-        longest = "SELECT MAX(count) FROM commands WHERE operation = 'extend'"
-        try:
-            rows = self.query(longest)
-        except sqlite3.OperationalError:  # a journal of an older version: no run was extended
-            rows = []
-        return max(self.config.train.steps, int(rows[0][0] or 0) if rows else 0)
+        return max(self.config.train.steps, self.records.extended_to())
 
     @property
     def cluster_folder(self) -> Path:
@@ -203,59 +185,21 @@ class RunRecords:
     # ---- the journal --------------------------------------------------------------------------
     def fact(self, key: str) -> str:
         """A remembered value of the journal, empty if there is none."""
-        facts = dict(self.query("SELECT key, value FROM facts"))  # all: a key may be damaged
-        if self._shared.damage:
-            from headway.controller.client import kept_facts
-
+        facts = self.records.facts()  # all: a key may be damaged
+        if self._file.damage:
             facts = kept_facts(self.folder.database)
         return str(facts.get(key, ""))
 
-    def query(self, sql: str, values: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
-        """Read the journal; an absent one is empty, and so is a damaged one, see
-        ``journal_trouble``. A text that is not UTF-8 comes with replacement characters."""
-        self._shared.damage = ""
-        if not self.folder.database.exists():
-            return []
-        with self.reading():
-            try:
-                database = self._shared.database
-                if database is None:
-                    database = self._shared.database = open_to_read(self.folder.database)
-                return self._fetch(database, sql, values)
-            except sqlite3.DatabaseError as error:
-                if is_damage(error) or not self.folder.database.is_file():
-                    self._shared.damage = str(error)
-                elif "no such table" not in str(error):
-                    raise
-                return []
-
-    def _fetch(
-        self, database: sqlite3.Connection, sql: str, values: tuple[Any, ...]
-    ) -> list[tuple[Any, ...]]:
-        """All rows. A flipped bit may leave text, also valid JSON, that is not UTF-8: only then is
-        it decoded in Python, which is slower, so that it costs no other row."""
-        try:
-            return database.execute(sql, values).fetchall()
-        except sqlite3.OperationalError as error:
-            if not is_undecodable(error):
-                raise
-            self._shared.damage = str(error)
-        database.text_factory = replaced
-        try:
-            return database.execute(sql, values).fetchall()
-        finally:
-            database.text_factory = str
+    def _read(self, read: str, values: tuple[Any, ...]) -> list[tuple[Any, ...]]:
+        """The rows of one of the journal's reads."""
+        return self._file.rows(read, values)
 
     @property
     def journal_trouble(self) -> str:
         """What is wrong with the journal and what to do, empty while it can be read."""
         if self.is_elsewhere:
             return ""
-        with self.reading():
-            for sql in _READ_BY_DRIVERS:
-                self.query(sql)
-                if damage := self._shared.damage:
-                    break
+        damage = self._file.damage_for_drivers()
         if not damage:
             return ""
         return (
@@ -270,24 +214,6 @@ class RunRecords:
             return self.folder.database.stat().st_ino
         return 0
 
-    @contextlib.contextmanager
-    def reading(self) -> Iterator[None]:
-        """Within it the queries of this thread share one connection, which costs a tenth."""
-        shared = self._shared
-        shared.depth += 1
-        try:
-            yield
-        finally:
-            shared.depth -= 1
-            if not shared.depth and shared.database is not None:
-                shared.database.close()
-                shared.database = None
-
-
-class _Shared(threading.local):
-    """Of each thread: the connection while a ``with`` of ``reading`` lasts, else None."""
-
-    depth = 0
-    database: sqlite3.Connection | None = None
-    damage = ""
-    """What the last query found wrong with the file."""
+    def reading(self) -> contextlib.AbstractContextManager[None]:
+        """Within it the reads of this thread share one connection, which costs a tenth."""
+        return self._file.reading()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import sqlite3
 import time
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -60,7 +59,7 @@ def _entry(run: RunRecords) -> Entry:
     """A run whose files are bad does not keep the others from being listed."""
     try:
         return _sound_entry(run)
-    except (HeadwayError, OSError, sqlite3.Error, ValueError, TypeError, KeyError) as error:
+    except (HeadwayError, OSError, ValueError, TypeError, KeyError) as error:
         unix_s = 0.0
         with contextlib.suppress(OSError):
             unix_s = run.path.stat().st_mtime

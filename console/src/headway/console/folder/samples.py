@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-import json
-import sqlite3
 import time
 from collections.abc import Sequence
 from typing import Any
 
-import msgspec
 from headway.common.errors import HeadwayError, InputError
 from headway.console.folder.records import RunRecords
+from headway.controller.client import Sampled
 from headway.dataloader import Dataset
 from headway.trainer.config import RunConfig
 
@@ -53,21 +51,10 @@ def decode(tokens: Sequence[int], data: Dataset | None) -> str:
     return str(data.tokenizer.decode(inside))
 
 
-def _tokens(text: str) -> list[int]:
-    """Token ids; none if a flipped bit has damaged their JSON."""
-    try:
-        return list(msgspec.json.decode(text, type=list[int]))
-    except msgspec.MsgspecError:
-        return []
-
-
 def final_sample(run: RunRecords) -> str:
     """The text that the model wrote at the end of the run, empty if it wrote none."""
-    newest = "SELECT tokens FROM samples WHERE sequence = 0 ORDER BY generation DESC LIMIT 1"
-    for (tokens_json,) in run.query(newest):
-        return decode(_tokens(tokens_json), corpus(run.config)).strip("\n")
-    if former := run.fact("sample"):  # where an older version kept it
-        return decode(json.loads(former)["tokens"], corpus(run.config)).strip("\n")
+    for one in reversed(run.records.samples_of(0)):
+        return decode(one.tokens, corpus(run.config)).strip("\n")
     return ""
 
 
@@ -76,67 +63,50 @@ def samples(run: RunRecords) -> list[dict[str, Any]]:
 
     ``step`` counts the completed steps; the last one of a finished run is at its end.
     """
-    return _samples(run, "ORDER BY rowid")
+    return _texts(run, run.records.samples())
 
 
 def result_of(run: RunRecords, sequence: int) -> list[dict[str, Any]]:
     """What the command with this sequence has brought: no entry yet, or one per attempt."""
-    sql = "SELECT step, loss FROM evaluations WHERE sequence = ? ORDER BY rowid"
-    losses = [{"step": step, "loss": loss} for step, loss in run.query(sql, (sequence,))]
-    return losses or _samples(run, "WHERE sequence = ? ORDER BY rowid", (sequence,))
+    losses = run.records.evaluations_of(sequence)
+    if losses:
+        return [{"step": one.step, "loss": one.loss} for one in losses]
+    return _texts(run, run.records.samples_of(sequence))
 
 
-def _samples(run: RunRecords, which: str, values: tuple[int, ...] = ()) -> list[dict[str, Any]]:
-    columns = "step, generation, tokens, num_prompt_tokens"
-    rows = run.query(f"SELECT {columns} FROM samples {which}", values)
-    data, found = corpus(run.config) if rows else None, []
-    for step, generation, tokens_json, num_prompt in rows:
-        tokens = _tokens(tokens_json)
-        found.append(
-            {
-                "step": step,
-                "prompt": decode(tokens[:num_prompt], data),
-                "text": decode(tokens[num_prompt:], data),
-                "generation": generation,
-            }
-        )
-    return found
+def _texts(run: RunRecords, found: Sequence[Sampled]) -> list[dict[str, Any]]:
+    data = corpus(run.config) if found else None
+    return [
+        {
+            "step": one.step,
+            "prompt": decode(one.tokens[: one.num_prompt_tokens], data),
+            "text": decode(one.tokens[one.num_prompt_tokens :], data),
+            "generation": one.generation,
+        }
+        for one in found
+    ]
 
 
 class Results:
     """The results of evaluations and samples that people asked for, as lines; each once."""
 
     def __init__(self, run: RunRecords) -> None:
-        self._run = run
-        self._seen = {table: self._newest(table) for table in ("evaluations", "samples")}
+        self._run, records = run, run.records
+        self._evaluations = records.newest_evaluation_stored()
+        self._samples = records.newest_sample_stored()
 
     def read(self) -> list[tuple[float, str]]:
         """(Unix time, line) of what came since the last call."""
         lines: list[str] = []
-        for _, step, loss in self._new("evaluations", "step, loss"):
-            shown = "not finite" if loss is None else f"{loss:.4f}"
-            lines.append(f"validation loss after step {step}: {shown}")
-        rows = self._new("samples", "step, tokens")
-        data = corpus(self._run.config) if rows else None
-        for _, step, tokens_json in rows:
-            written = decode(_tokens(tokens_json), data)
-            lines.append(f"written after step {step}: {written!r}")
+        for loss in self._run.records.evaluations_stored(self._evaluations):
+            self._evaluations = loss.row
+            if loss.sequence > 0:
+                shown = "not finite" if loss.loss is None else f"{loss.loss:.4f}"
+                lines.append(f"validation loss after step {loss.step}: {shown}")
+        texts = self._run.records.samples(self._samples)
+        data = corpus(self._run.config) if texts else None
+        for text in texts:
+            self._samples = text.row
+            if text.sequence > 0:
+                lines.append(f"written after step {text.step}: {decode(text.tokens, data)!r}")
         return [(time.time(), line) for line in lines]
-
-    def _new(self, table: str, columns: str) -> list[tuple[Any, ...]]:
-        sql = (
-            f"SELECT rowid, {columns} FROM {table} WHERE rowid > ? AND sequence > 0 ORDER BY rowid"
-        )
-        rows = self._query(sql, (self._seen[table],))
-        self._seen[table] = max([self._seen[table], *(int(row[0]) for row in rows)])
-        return rows
-
-    def _newest(self, table: str) -> int:
-        rows = self._query(f"SELECT MAX(rowid) FROM {table}")
-        return int(rows[0][0] or 0) if rows else 0
-
-    def _query(self, sql: str, values: tuple[int, ...] = ()) -> list[tuple[Any, ...]]:
-        try:
-            return self._run.query(sql, values)
-        except sqlite3.OperationalError:  # a journal of an older version has no such column
-            return []

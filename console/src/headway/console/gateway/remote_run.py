@@ -28,15 +28,14 @@ from headway.common.wire.messages.gateway import (
     ListFiles,
     ListRuns,
     Piece,
-    QueryJournal,
     ReadFile,
+    ReadJournal,
     Rows,
     RunFacts,
     RunNames,
 )
 from headway.console.folder.claim import check_name
 from headway.console.folder.presence import Presence
-from headway.console.folder.records import BEGUN
 from headway.console.gateway.access import Access
 from headway.console.gateway.server import FILE, head_of
 from headway.console.hints import ELSEWHERE
@@ -78,12 +77,11 @@ class RemoteRun(Run):
         """Step of the newest complete checkpoint, -1 without one."""
         return self._described().checkpoint
 
-    def query(self, sql: str, values: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
-        """Read the journal."""
+    def _read(self, read: str, values: tuple[Any, ...]) -> list[tuple[Any, ...]]:
         found: list[tuple[Any, ...]] = []
         with self._access.client() as gateway:
             while True:
-                question = QueryJournal(run=self.name, sql=sql, values=values, first=len(found))
+                question = ReadJournal(run=self.name, read=read, values=values, first=len(found))
                 answer = gateway.call(question, Rows, timeout_s=CALL_S)
                 found += answer.rows
                 if not answer.has_more or not answer.rows:
@@ -222,7 +220,7 @@ def newest_name(access: Access) -> str:
                 f"there are no runs at the gateway {access.address}", remedy="start one"
             )
         for name in reversed(names):
-            question = QueryJournal(run=name, sql=BEGUN)
+            question = ReadJournal(run=name, read="has_begun")
             if gateway.call(question, Rows, timeout_s=CALL_S).rows:
                 return name
     return names[-1]

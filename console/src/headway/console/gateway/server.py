@@ -6,20 +6,15 @@ connection. Commands such as ``stop`` reach the driver as if they came from this
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import os
 import re
-import sqlite3
 import threading
-import time
 from collections.abc import Callable, Iterable
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
 from headway.common.errors import HeadwayError, InputError
-from headway.common.node.sqlite import open_to_read, replaced
 from headway.common.wire import codec
 from headway.common.wire.keys import KeyPair
 from headway.common.wire.message import Message, by_tag
@@ -33,8 +28,8 @@ from headway.common.wire.messages.gateway import (
     ListFiles,
     ListRuns,
     Piece,
-    QueryJournal,
     ReadFile,
+    ReadJournal,
     Rows,
     RunFacts,
     RunNames,
@@ -44,6 +39,7 @@ from headway.common.wire.service import Service
 from headway.console.folder.claim import check_name
 from headway.console.folder.outputs import newest_checkpoint
 from headway.console.run import Run
+from headway.controller.client import JournalFile
 
 ROWS_BYTES = 256 << 10
 """Of one answer, by a rough count."""
@@ -52,13 +48,12 @@ HEAD_BYTES = 4096
 DRIVER_LIMIT_S = 4.0
 """How long the gateway waits for a driver; meanwhile it serves no other request."""
 QUERY_LIMIT_S = 4.0
-"""The same for a query of a journal."""
+"""The same for one read of a journal."""
 FILE = re.compile(r"(logs|events)/[A-Za-z0-9_-][A-Za-z0-9_.-]{0,200}")
 """What may be read below a run's folder."""
 ANSWERS: dict[type[Message], type[Message]] = {GetStatus: Status, Command: Accepted}
 """What a console may send to a driver, and what comes back."""
 _TYPES = by_tag(ANSWERS)
-_READS = re.compile(r"\s*(SELECT|WITH|PRAGMA table_info)\b", re.IGNORECASE)
 
 
 def head_of(path: Path) -> str:
@@ -89,7 +84,7 @@ class Gateway:
         handlers: dict[type[Any], Callable[[Any, bytes], Message]] = {
             ListRuns: self._list,
             DescribeRun: self._describe,
-            QueryJournal: self._query,
+            ReadJournal: self._journal,
             Forward: self._forward,
             ListFiles: self._files,
             ReadFile: self._read,
@@ -129,27 +124,10 @@ class Gateway:
             is_silent=presence == "silent",
         )
 
-    def _query(self, message: QueryJournal, _peer: bytes) -> Rows:
-        run = self._run_of(message.run)
-        if not _READS.match(message.sql):
-            raise InputError("only queries are allowed", remedy="begin with SELECT")
-        if not run.folder.database.exists():
-            return Rows(rows=())
-        try:
-            with contextlib.closing(open_to_read(run.folder.database)) as journal:
-                until = time.monotonic() + QUERY_LIMIT_S
-                journal.set_progress_handler(lambda: time.monotonic() > until, 10_000)
-                if "facts" not in message.sql:  # an outcome that is not UTF-8 must not count
-                    journal.text_factory = replaced
-                found = journal.execute(message.sql, tuple(message.values))
-                return self._page(islice(found, message.first, None))
-        except sqlite3.Error as error:
-            if "no such table" in str(error):  # not yet, or of an older version
-                return Rows(rows=())
-            raise InputError(
-                f"the query failed: {error}",
-                remedy=f"query existing tables, and for at most {QUERY_LIMIT_S:.0f} s",
-            ) from None
+    def _journal(self, message: ReadJournal, _peer: bytes) -> Rows:
+        file = JournalFile(self._run_of(message.run).folder.database)
+        values, first = tuple(message.values), message.first
+        return self._page(file.page(message.read, values, first, QUERY_LIMIT_S))
 
     def _page(self, found: Iterable[tuple[Any, ...]]) -> Rows:
         rows: list[tuple[Any, ...]] = []

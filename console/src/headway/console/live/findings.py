@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
-
-from headway.console.folder.records import WHOLE, RunRecords
+from headway.console.folder.records import RunRecords
 
 
 class Findings:
@@ -20,17 +18,13 @@ class Findings:
 
     def update(self) -> tuple[str, ...]:
         """The open findings, oldest first, such as ``rank 1 computes 2.9x its peers...``."""
-        newest = self._run.query("SELECT MAX(id) FROM events WHERE name = 'driver_started'")
-        started = int((newest[0][0] if newest else 0) or 0)
+        started = self._run.records.newest_event("driver_started")
         if started != self._started:
             self._started = self._seen = started
             self._open.clear()
-        chosen = f"id > ? AND name = 'verdict' AND {WHOLE}"
-        sql = f"SELECT id, fields FROM events WHERE {chosen} ORDER BY id"
-        for number, text in self._run.query(sql, (self._seen,)):
-            self._seen = int(number)
-            fields = json.loads(text)
-            known = str(fields.get("id"))  # None of an older version, which had no findings
+        for event in self._run.records.events(self._seen, name="verdict"):
+            self._seen, fields = event.id, event.fields
+            known = str(fields.get("id"))
             if fields.get("is_open") and fields.get("finding"):
                 self._open[known] = str(fields["finding"])
             else:

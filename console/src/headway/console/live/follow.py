@@ -112,8 +112,8 @@ class Follower:
         """Report from the newest driver's start on, or what comes if one is being started."""
         if self._run.starter is not None:
             return None
-        newest = self._run.query("SELECT MAX(id) FROM events WHERE name = 'driver_started'")
-        return int(newest[0][0]) - 1 if newest and newest[0][0] is not None else None
+        started = self._run.records.newest_event("driver_started")
+        return started - 1 if started else None
 
     # ---- Ctrl-C and SIGTERM ----------------------------------------------------------------------
     @contextlib.contextmanager

@@ -6,7 +6,6 @@ it, survivors that lost a peer, nodes that moved) is not printed on its own.
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -14,8 +13,6 @@ from pathlib import PurePath
 from typing import Any
 
 from headway.common.output import counted
-from headway.console.analysis.newest import repeated_steps
-from headway.console.folder.records import WHOLE
 from headway.console.folder.samples import Results
 from headway.console.run import Run
 
@@ -111,17 +108,12 @@ class News:
     @classmethod
     def recent(cls, run: Run, number: int = 500) -> News:
         """From about ``number`` events ago, from a moment when all ranks stepped."""
-        rows = run.query(
-            "SELECT id FROM events WHERE id <= (SELECT MAX(id) FROM events) - ? "
-            "AND name = 'stepping' ORDER BY id DESC LIMIT 1",
-            (number,),
-        )
-        return cls(run, since=int(rows[0][0]) if rows else 0)
+        until = run.records.newest_event() - number
+        return cls(run, since=run.records.newest_event("stepping", until=until))
 
     def __init__(self, run: Run, *, since: int | None = None) -> None:
         self._run = run
-        newest = run.query("SELECT MAX(id) FROM events")
-        self._seen = since if since is not None else int((newest[0][0] if newest else 0) or 0)
+        self._seen = since if since is not None else run.records.newest_event()
         self._journal = run.journal_id
         self._results = Results(run)
         self._held: list[_Cause] = []
@@ -130,14 +122,12 @@ class News:
 
     def read(self) -> list[tuple[float, str]]:
         """(Unix time, line) of what happened since the last call."""
-        columns = "id, unix_s, monotonic_s, name, fields"
-        sql = f"SELECT {columns} FROM events WHERE id > ? AND {WHOLE} ORDER BY id"
         lines: list[tuple[float, str]] = []
         if self._journal != self._run.journal_id:
             self._journal, self._seen = self._run.journal_id, 0
-        for number, at, now, name, text in self._run.query(sql, (self._seen,)):
-            self._seen = int(number)
-            event = _Event(str(name), json.loads(text), float(at), float(now))
+        for one in self._run.records.events(self._seen):
+            self._seen = one.id
+            event = _Event(one.name, one.fields, one.unix_s, one.monotonic_s)
             lines += self._release(event.unix_s)
             try:
                 lines += [(event.unix_s, line) for line in self._lines(event)]
@@ -216,7 +206,7 @@ class News:
         for cause in recovery.causes:
             self._recovered[cause.subject, cause.number] = event.unix_s
         where = f" from the checkpoint of step {recovery.step}" * (recovery.source == "durable")
-        repeated = repeated_steps(self._run, recovery.generation, recovery.step)
+        repeated = self._run.records.repeated(recovery.generation, recovery.step)
         steps = counted(repeated, "step") if repeated else "no step"
         back = "back in the pause" if event.fields.get("paused") else "back"
         yield f"{recovery.cause()}; {back} after {back_s:.1f} s{where}, {steps} repeated"

@@ -10,10 +10,11 @@ from headway.common.errors import DeadlineError
 from headway.common.output import counted
 from headway.common.plan.model_shape import mfu
 from headway.common.wire.messages.driver import Status
-from headway.console.analysis.newest import NewestSteps, SkippedSteps, Step
+from headway.console.analysis.newest import NewestSteps, SkippedSteps
 from headway.console.live.findings import Findings
 from headway.console.machine.peak import Peak
 from headway.console.run import TERMINAL_OUTCOMES, Run
+from headway.controller.client import Step
 from headway.trainer.config import RunConfig
 from headway.trainer.config.memory import model_shape
 

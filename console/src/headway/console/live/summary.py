@@ -11,7 +11,6 @@ from headway.common.output import Table, mebibytes
 from headway.console.analysis.episodes import load_journal, recoveries
 from headway.console.analysis.events import load_events
 from headway.console.analysis.metrics import load_evaluations
-from headway.console.analysis.newest import repeated_steps
 from headway.console.folder.outputs import checkpoints
 from headway.console.folder.samples import corpus, final_sample
 from headway.console.hints import resume_command
@@ -161,15 +160,14 @@ def recovery_rows(run: Run) -> list[dict[str, Any]]:
         return []
     rows = recoveries(journal, load_events(run.path)).to_dicts()
     return [
-        {**row, "repeated": repeated_steps(run, row["generation"], row["step"])} for row in rows
+        {**row, "repeated": run.records.repeated(row["generation"], row["step"])} for row in rows
     ]
 
 
 def _mean_rate(run: Run) -> float:
     """Tokens per second over all steps, by their own durations; 0 without any."""
-    rows = run.query("SELECT SUM(tokens), SUM(duration_s) FROM metrics")
-    tokens, spent_s = rows[0] if rows else (None, None)
-    return float(tokens) / float(spent_s) if tokens and spent_s else 0.0
+    tokens, spent_s = run.records.tokens_and_seconds()
+    return tokens / spent_s if spent_s else 0.0
 
 
 def _trace(run: Run) -> tuple[str, str]:

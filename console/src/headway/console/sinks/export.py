@@ -44,7 +44,7 @@ class Export:
 
         Raises:
             OSError: the output cannot be written.
-            sqlite3.Error: the journal cannot be read.
+            UnreadableJournalError: the journal cannot be read now.
             CorruptError, InputError: the position cannot be used.
         """
         try:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
-import sqlite3
 import threading
 import time
 from collections.abc import Callable
@@ -28,7 +27,7 @@ SETTLE_S = 1.0  # without a new row, within ``LAST_S``
 GONE_S = 30.0
 """An exporter ends by itself once its run has not been live for this long."""
 NICE = 10
-FAILURES = (OSError, sqlite3.Error, HeadwayError)
+FAILURES = (OSError, HeadwayError)
 
 log = get_logger("sink")
 

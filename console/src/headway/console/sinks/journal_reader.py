@@ -8,31 +8,19 @@ Rows that come again, or late from a generation that was rewound, are left out.
 from __future__ import annotations
 
 import bisect
-import json
 import time
 from collections.abc import Iterator, Mapping
 from typing import Any
 
 from headway.common.config import leaves, to_dict, to_toml
 from headway.console.analysis.episodes import Episodes
-from headway.console.folder.records import WHOLE, RunRecords
+from headway.console.folder.records import RunRecords
 from headway.console.live.progress import full_rate
 from headway.console.sinks.items import Item, Rewind, Scalars, Settings, Text
 from headway.console.sinks.position import Position
 
 PAGE = 2000
 """Rows of each table that one ``read`` takes at most."""
-_STEPS = (
-    "SELECT rowid, generation, step, loss, grad_norm, lr, tokens, duration_s, unix_s, {skipped} "
-    "FROM metrics WHERE rowid > ? ORDER BY rowid LIMIT ?"
-)
-_EVALUATIONS = (
-    "SELECT rowid, generation, step, loss FROM evaluations WHERE rowid > ? ORDER BY rowid LIMIT ?"
-)
-_EVENTS = (
-    "SELECT id, monotonic_s, unix_s, name, fields FROM events "
-    f"WHERE id > ? AND id <= ? AND {WHOLE} ORDER BY id"
-)
 
 
 class HistoryReader:
@@ -51,7 +39,7 @@ class HistoryReader:
         """What is new, at most a page, and whether there may be more at once.
 
         Raises:
-            sqlite3.Error: the journal cannot be read now.
+            UnreadableJournalError: the journal cannot be read now.
         """
         before = self.position.rows
         self._full_rate = full_rate(self._run.config, self._run.peak)
@@ -90,99 +78,72 @@ class HistoryReader:
         starts = self._history.starts.items()
         return all(step <= start for newer, start in starts if newer > generation)
 
-    def _start_of(self, generation: int) -> int | None:
-        """Completed steps that a generation began with, None before its first step."""
-        rows = self._run.query("SELECT MIN(step) FROM metrics WHERE generation = ?", (generation,))
-        return int(rows[0][0]) if rows and rows[0][0] is not None else None
-
     # ---- steps --------------------------------------------------------------------------------
     def _check_rows(self) -> None:
         """Begin again where rows were renumbered, as when the journal was put back from a copy."""
         position = self.position
-        if position.metrics_row:
-            sql = "SELECT generation, step FROM metrics WHERE rowid = ?"
-            if self._run.query(sql, (position.metrics_row,)) != [tuple(position.metrics_key)]:
-                position.metrics_row = position.evaluations_row = 0
+        if not position.metrics_row:
+            return
+        if self._run.records.step_stored(position.metrics_row) != tuple(position.metrics_key):
+            position.metrics_row = position.evaluations_row = 0
 
     def _steps(self) -> list[Item]:
         items: list[Item] = []
-        names = {row[1] for row in self._run.query("PRAGMA table_info(metrics)")}
-        # a journal of an older version does not know which steps were skipped
-        sql = _STEPS.format(skipped="skipped" if "skipped" in names else "0")
-        for row in self._run.query(sql, (self.position.metrics_row, PAGE)):
-            rowid, generation, index, loss, norm, lr, tokens, duration_s, unix_s, skipped = row
-            self.position.metrics_row = int(rowid)
-            self.position.metrics_key = (int(generation), int(index))
-            step, history = int(index) + 1, self._history
+        records, history = self._run.records, self._history
+        for done in records.steps_stored(self.position.metrics_row, PAGE):
+            self.position.metrics_row = done.row
+            self.position.metrics_key = (done.generation, done.step)
+            step, generation = done.step + 1, done.generation
             if generation not in history.starts:
-                start = self._start_of(generation)
-                items += self._enter(generation, index if start is None else start, unix_s)
+                start = records.first_step(generation)
+                items += self._enter(generation, done.step if start is None else start, done.unix_s)
             is_known = step <= history.highest.get(generation, -1)
             if is_known or not self._holds(generation, step):
                 continue
             history.highest[generation] = step
             history.top = max(history.top, step)
-            if skipped:
+            if done.is_skipped:
                 bisect.insort(history.skipped, step)
-            rate = tokens / duration_s if duration_s > 0 else 0.0
+            rate = done.tokens_per_s
             values = {
-                "train/loss": loss,
-                "train/gradient_norm": norm,
-                "train/learning_rate": lr,
+                "train/loss": done.loss,
+                "train/gradient_norm": done.grad_norm,
+                "train/learning_rate": done.lr,
                 "train/tokens_per_second": rate,
-                "train/step_seconds": duration_s,
+                "train/step_seconds": done.duration_s,
                 "train/mfu": rate / self._full_rate if self._full_rate else None,
                 "train/skipped_steps": bisect.bisect_right(history.skipped, step),
                 "run/generation": generation,
                 "run/recoveries": self._recovered_by(generation),
             }
-            items.append(Scalars(step, unix_s, _known(values)))
+            items.append(Scalars(step, done.unix_s, _known(values)))
             self.num_steps += 1
         return items
 
     # ---- validation losses --------------------------------------------------------------------
     def _evaluations(self) -> Iterator[Item]:
-        history = self._history
-        for row in self._run.query(_EVALUATIONS, (self.position.evaluations_row, PAGE)):
-            rowid, generation, step, loss = row
-            holds = self._holds(generation, step)
-            if holds and step > history.top and not self._is_first(generation, step):
+        history, records = self._history, self._run.records
+        for one in records.evaluations_stored(self.position.evaluations_row, PAGE):
+            holds = self._holds(one.generation, one.step)
+            is_first = not records.has_step_before(one.generation, one.step)
+            if holds and one.step > history.top and not is_first:
                 return  # its steps are on a later page, or not stored yet
-            if generation > history.generation and step < history.top:
-                return  # its generation may take steps back: its first step shows it
-            self.position.evaluations_row = int(rowid)
-            if step <= history.evaluated or not holds:
+            if one.generation > history.generation and one.step < history.top:
+                return  # its generation may supersede steps: its first step shows it
+            self.position.evaluations_row = one.row
+            if one.step <= history.evaluated or not holds:
                 continue
-            history.evaluated = int(step)
-            values = _known({"validation/loss": loss})
-            yield Scalars(int(step), self._time_of(generation, step), values)
+            history.evaluated = one.step
+            at_unix_s = records.evaluated_at(one.generation, one.step)
+            values = _known({"validation/loss": one.loss})
+            yield Scalars(one.step, time.time() if at_unix_s is None else at_unix_s, values)
             self.num_evaluations += 1
-
-    def _is_first(self, generation: int, step: int) -> bool:
-        """Whether the run has no step of an earlier place, as before its first step."""
-        sql = "SELECT 1 FROM metrics WHERE generation <= ? AND step < ? LIMIT 1"
-        return not self._run.query(sql, (generation, step))
-
-    def _time_of(self, generation: int, step: int) -> float:
-        """When a validation loss was measured: after the step before it, or at the beginning."""
-        for sql, values in (
-            (
-                "SELECT unix_s FROM metrics WHERE generation = ? AND step = ?",
-                (generation, step - 1),
-            ),
-            ("SELECT unix_s FROM generations WHERE generation = ?", (generation,)),
-        ):
-            rows = self._run.query(sql, values)
-            if rows:
-                return float(rows[0][0])
-        return time.time()
 
     # ---- recoveries ---------------------------------------------------------------------------
     def _feed(self, after: int, until: int) -> None:
-        for row in self._run.query(_EVENTS, (after, until)):
-            number, now, unix_s, name, fields = row
-            self._episodes.feed(str(name), float(now), float(unix_s), json.loads(fields))
-            self.position.events_row = max(self.position.events_row, int(number))
+        for one in self._run.records.events(after, until):
+            self._episodes.feed(one.name, one.monotonic_s, one.unix_s, one.fields)
+            self.position.events_row = max(self.position.events_row, one.id)
 
     def _recoveries(self) -> Iterator[Item]:
         known = len(self._episodes.done)

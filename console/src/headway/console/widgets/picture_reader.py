@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from collections import deque
 from dataclasses import replace
 
 from headway.console.analysis.curve import Curve, Point
 from headway.console.analysis.episodes import Episodes, Recovery
-from headway.console.analysis.newest import repeated_steps
 from headway.console.display.formatting import clock
 from headway.console.folder.logs import LogReader, as_text
-from headway.console.folder.records import WHOLE
 from headway.console.live.news import News
 from headway.console.live.progress import ProgressReader, utilisation
 from headway.console.run import PAGE_RANKS, Run
@@ -109,28 +106,25 @@ class PictureReader:
         return unchanged
 
     def _read_events(self) -> None:
-        columns = "id, name, monotonic_s, unix_s, fields"
-        sql = f"SELECT {columns} FROM events WHERE id > ? AND {WHOLE} ORDER BY id"
-        for number, name, now, unix_s, text in self._run.query(sql, (self._after_event,)):
-            self._after_event, self._offset_s = int(number), float(unix_s) - float(now)
-            self._episodes.feed(str(name), float(now), float(unix_s), json.loads(text))
+        for one in self._run.records.events(self._after_event):
+            self._after_event, self._offset_s = one.id, one.unix_s - one.monotonic_s
+            self._episodes.feed(one.name, one.monotonic_s, one.unix_s, one.fields)
         new = self._episodes.done[self._num_done :]
         self._num_done += len(new)
         self._bands.extend(self._band(recovery) for recovery in new[-MAX_BANDS:])
 
     def _band(self, recovery: Recovery) -> Band:
-        return Band(recovery, repeated_steps(self._run, recovery.generation, recovery.step))
+        return Band(recovery, self._run.records.repeated(recovery.generation, recovery.step))
 
     def _open_band(self) -> tuple[Band, ...]:
         open_one = self._episodes.open
         return () if open_one is None else (Band(replace(open_one)),)
 
     def _read_evaluations(self) -> None:
-        sql = "SELECT rowid, step, loss FROM evaluations WHERE rowid > ? ORDER BY rowid"
-        for number, step, loss in self._run.query(sql, (self._after_evaluation,)):
-            self._after_evaluation = int(number)
-            if loss is not None:
-                self._validation[int(step)] = float(loss)
+        for one in self._run.records.evaluations_stored(self._after_evaluation):
+            self._after_evaluation = one.row
+            if one.loss is not None:
+                self._validation[one.step] = one.loss
 
     def _read_log(self, selected: int) -> tuple[str, ...]:
         if selected < 0:

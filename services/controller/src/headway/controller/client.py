@@ -3,7 +3,6 @@ a damaged journal has left."""
 
 from __future__ import annotations
 
-import sqlite3
 from pathlib import Path
 
 import msgspec
@@ -11,14 +10,31 @@ from headway.ckpt_store.client import CheckpointInfo, read_part
 from headway.common.errors import CorruptError, InputError
 from headway.common.node.run_dir import RunDir
 from headway.common.wire.messages.worker import Steer
-from headway.controller.journal.commands import read_commands
+from headway.controller.driver import memory
+from headway.controller.driver.inputs import Replayed, replay
+from headway.controller.journal.commands import commands_of
 from headway.controller.journal.essentials import damaged_of, kept_facts
-from headway.controller.journal.inputs import Replayed, replay
+from headway.controller.journal.file import JournalFile, UnreadableJournalError
 from headway.controller.journal.journal import Journal
+from headway.controller.journal.reader import JournalEvent, RunJournal, Sampled, Step
 from headway.launch.lease.choose import lease_of
 from headway.launch.lease.file import is_led
 
-__all__ = ["Replayed", "damaged_of", "data_of_run", "inherit", "kept_facts", "reopen", "replay"]
+__all__ = [
+    "JournalEvent",
+    "JournalFile",
+    "Replayed",
+    "RunJournal",
+    "Sampled",
+    "Step",
+    "UnreadableJournalError",
+    "damaged_of",
+    "data_of_run",
+    "inherit",
+    "kept_facts",
+    "reopen",
+    "replay",
+]
 
 
 def reopen(run: RunDir) -> None:
@@ -34,7 +50,7 @@ def reopen(run: RunDir) -> None:
         )
     journal = Journal(run.database, is_shared=run.bundle.exists())
     try:
-        journal.reopen()
+        memory.reopen(journal)
     finally:
         journal.close()
 
@@ -57,9 +73,13 @@ def inherit(database: Path, parent: Path, checkpoint: CheckpointInfo) -> None:
 
 
 def _commands_of(parent: Path) -> list[Steer]:
+    file = JournalFile(parent)
     try:
-        return read_commands(parent)
-    except (sqlite3.Error, ValueError, TypeError) as error:
+        rows, facts = file.rows("commands"), RunJournal(file.rows).facts()
+        if file.damage:
+            raise ValueError(file.damage)
+        return commands_of(rows, int(facts.get("spent_commands", "0")))
+    except (UnreadableJournalError, ValueError, TypeError) as error:
         raise CorruptError(
             f"the commands in {parent} cannot be read: {error}",
             remedy="resume its run with `headway run`, which begins a new journal, and fork again",

@@ -20,7 +20,7 @@ import msgspec
 from headway.common.errors import VersionError, WireError
 from headway.common.wire.message import M, Message
 
-PROTOCOL_VERSION = 1
+PROTOCOL_VERSION = 2
 MAX_MESSAGE_BYTES = 1 << 20  # of a whole frame; bulk bytes go through shared memory or files
 # CURVE wraps each frame in a header and a MAC (RFC 26), so the socket's own
 # limit is a little wider.

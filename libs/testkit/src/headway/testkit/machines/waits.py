@@ -8,6 +8,7 @@ from typing import Any
 
 from headway.common.node.testing import wait_until
 from headway.console.run import Run
+from headway.testkit.journal import query
 from headway.testkit.machines.machines import Machines
 
 LIMIT_S = 150.0
@@ -25,7 +26,7 @@ def first_step(machines: Machines, name: str, generation: int) -> int:
     run, first = Run(machines.runs / name), "SELECT MIN(step) FROM metrics WHERE generation = ?"
 
     def found() -> int | None:
-        [(step,)] = run.query(first, (generation,))
+        [(step,)] = query(run, first, (generation,))
         return None if step is None else int(step)
 
     wait_until(lambda: found() is not None, what="its first metrics", timeout_s=LIMIT_S)

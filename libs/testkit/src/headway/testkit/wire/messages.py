@@ -1,6 +1,6 @@
 """Every message type there is, a fixed example of each, and hypothesis strategies for them.
 
-``python -m headway.testkit.wire.messages tests/contract/wire_bytes_v1.json`` adds an example of
+``python -m headway.testkit.wire.messages tests/contract/wire_bytes_v2.json`` adds an example of
 each message that has none yet. What is stored stays: it is what other versions have sent.
 """
 

@@ -8,6 +8,7 @@ is kept by the journal until it can be written.
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -266,6 +267,12 @@ class Memory:
     answered: int = 0
     """Newest command that every rank has carried out; evaluations and samples up to it are not made
     again."""
+
+    def reopened(self) -> Memory:
+        """What still holds when a run continues after its end: by then checkpoints may be repaired,
+        nodes replaced, and the cause of spikes removed."""
+        passes = tuple((step, samples, 0) for step, samples, _ in self.passes)
+        return dataclasses.replace(self, bad_checkpoints=(), drains=(), passes=passes)
 
 
 @dataclass(frozen=True)

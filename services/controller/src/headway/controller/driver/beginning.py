@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from headway.common import installed
 from headway.common.plan.placement import Placement
 from headway.controller.decisions.events import Start
+from headway.controller.driver.memory import recall
 from headway.controller.journal.journal import Journal
 from headway.trainer.config import RunConfig
 
@@ -55,7 +56,7 @@ def begin(
         commands=tuple(journal.commands()),
         epoch=epoch,
         grace_s=JOIN_GRACE_S if is_joined and generation < 0 else 0.0,
-        memory=journal.memory(),
+        memory=recall(journal),
         source=installed.source(),
         former=former,
         former_silent_s=former_silent_s,

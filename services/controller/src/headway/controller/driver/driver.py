@@ -64,13 +64,14 @@ from headway.controller.driver.clocks import RunClock
 from headway.controller.driver.durable import Checkpoints, newest_mark
 from headway.controller.driver.engine_looks import EngineLooks, answer_to
 from headway.controller.driver.gate import Gate, members_of
+from headway.controller.driver.inputs import InputRecorder, begin_text, encode
 from headway.controller.driver.leadership import Leadership
 from headway.controller.driver.lines import Lines
+from headway.controller.driver.memory import remember
 from headway.controller.driver.noted import Noted
 from headway.controller.driver.requests import Requests
 from headway.controller.driver.run_metrics import RunMetrics
 from headway.controller.driver.verdict_events import journal_fields, judged
-from headway.controller.journal.inputs import InputRecorder, begin_text, encode
 from headway.controller.journal.journal import Journal
 from headway.controller.journal.reports import Reports
 from headway.controller.journal.rows import ClockReading
@@ -127,8 +128,8 @@ class Driver:
             **self._leadership.silence(self.config.recovery.driver_silent_s),
         )
         self._clock = RunClock.continued(journal, node, boot_id()) if is_shared else RunClock()
-        self._outcome, skipped = journal.fact("outcome", ""), journal.skipped()
-        members, self._detail = members_of(journal), journal.fact("detail", "")
+        self._outcome, self._detail = journal.fact("outcome", ""), journal.fact("detail", "")
+        members = members_of(journal)
         self._metrics = RunMetrics(self.run_dir, self.config.launch, node, journal.event_names())
         self.state = RunState(start, self.config.limits, time.monotonic())
         self._records = journal  # only makes records here: its thread alone writes
@@ -137,7 +138,7 @@ class Driver:
         self._noted = Noted()
         self._recorder = InputRecorder(self.state, self._keep_input)
         self._keep_input(self.state.clock_s, encode(start), begin_text(self.config.limits))
-        self._reports = Reports(self._journal, skipped)
+        self._reports = Reports(self._journal, journal.num_skipped())
         self._requests = Requests(
             self.run_dir.name,
             self.config,
@@ -146,7 +147,7 @@ class Driver:
             handle=self.handle,
             note=self.note,
             over=lambda: (self._outcome, self._detail),
-            num_skipped=lambda: len(self._reports.skipped),
+            num_skipped=lambda: self._reports.num_skipped,
         )
         handlers = dict.fromkeys((NodeBeat, Relay, Seals, WorkerGone, Report), self._heard)
         keys = cluster.key_of("driver")
@@ -308,7 +309,7 @@ class Driver:
                     self._gate.revoke(action.node)
                 self._ask_engine(action, lambda: self.engine.lose_node(action.node))
             case Remember():
-                self._write(action, lambda journal: journal.remember(action.memory))
+                self._write(action, lambda journal: remember(journal, action.memory))
             case Finish():
                 self._finish(action)
 

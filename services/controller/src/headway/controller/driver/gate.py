@@ -19,6 +19,7 @@ from headway.common.wire.loop import Throttle
 from headway.common.wire.messages.driver import Join, Joined
 from headway.common.wire.server import Later, Server
 from headway.controller.driver.introduction import check_installation, check_introduction, shown
+from headway.controller.driver.memory import recall
 from headway.controller.journal.journal import Journal
 from headway.controller.journal.writer import JournalWriter
 from headway.launch.cluster import ClusterFolder
@@ -72,7 +73,7 @@ def members_of(journal: Journal) -> dict[int, Member]:
 
     Without those that were evicted and may still run: what revokes a key may not be written.
     """
-    memory = journal.memory()
+    memory = recall(journal)
     leaving = {*memory.evicted} - {*memory.released}
     try:
         rows = json.loads(journal.fact(FACT, "{}"))

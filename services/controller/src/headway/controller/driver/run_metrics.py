@@ -113,7 +113,7 @@ class RunMetrics:
             "driver_epoch": state.epoch,
             "paused": int(state.paused),
             "recoveries": self._recoveries.number,
-            "skipped_steps": len(reports.skipped),
+            "skipped_steps": reports.num_skipped,
             "phase": {name: int(name == phase) for name in phases},
             "ranks": dict(state.statuses),
             "rank_memory_bytes": _most_memory(state),

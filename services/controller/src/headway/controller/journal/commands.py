@@ -1,13 +1,11 @@
-"""Reads the commands that a run has been given."""
+"""The commands that a run has been given, from rows of the journal."""
 
 from __future__ import annotations
 
-import contextlib
 import json
-import sqlite3
-from pathlib import Path
+from collections.abc import Iterable
+from typing import Any
 
-from headway.common.node.sqlite import open_to_read
 from headway.common.wire.messages.worker import Steer
 
 STEER = "operation, name, value, count, tokens"
@@ -30,21 +28,8 @@ def steer_of(
     )
 
 
-def read_commands(path: Path) -> list[Steer]:
-    """As ``Journal.commands``, but nothing of the file is changed: its run may be live, and of an
-    older version."""
-    with contextlib.closing(open_to_read(path)) as database:
-        sql = "SELECT value FROM facts WHERE key = 'spent_commands'"
-        row = database.execute(sql).fetchone()
-        return commands_of(database, int(row[0]) if row else 0)
-
-
-def commands_of(database: sqlite3.Connection, spent: int) -> list[Steer]:
+def commands_of(rows: Iterable[tuple[Any, ...]], spent: int) -> list[Steer]:
     """Every command in order; those up to ``spent`` are ``retired`` if they had their effect."""
-    known = {row[1] for row in database.execute("PRAGMA table_info(commands)")}
-    columns = STEER if "count" in known else "operation, name, value, 0, '[]'"
-    sql = f"SELECT sequence, {columns} FROM commands ORDER BY sequence"
-    rows = database.execute(sql).fetchall()  # at once: a reader keeps writers out until its end
     return [
         steer_of(
             sequence,

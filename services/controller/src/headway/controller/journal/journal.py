@@ -25,7 +25,6 @@ from headway.common.node.sqlite import damage, is_damage
 from headway.common.polling import wait_until
 from headway.common.wire.messages.executor import Evaluation, Sample, StepMetrics
 from headway.common.wire.messages.worker import Steer
-from headway.controller.decisions.events import Memory
 from headway.controller.journal.commands import STEER, commands_of, steer_of
 from headway.controller.journal.essentials import (
     FILE,
@@ -35,8 +34,10 @@ from headway.controller.journal.essentials import (
     version_of,
 )
 from headway.controller.journal.locks import is_locked
+from headway.controller.journal.measured import store
+from headway.controller.journal.reads import READS
 from headway.controller.journal.rows import CLOCK_FIELDS, ClockReading, Record, as_json
-from headway.controller.journal.schema import upgrade
+from headway.controller.journal.schema import make
 from headway.launch.lease.file import SupersededError
 
 BUSY_S = 1.0
@@ -46,14 +47,6 @@ _NONSENSE = (ValueError, TypeError, LookupError, AttributeError, ArithmeticError
 """What a cell raises whose value cannot be: SQLite does not check what cells hold."""
 LEAD_S = 15.0
 """How long a new driver tries to write the journal before it reads what others have written."""
-_TAKE_BACK_SKIPPED = (  # ``skipped`` names the index's condition, ``+`` keeps the other index out
-    "UPDATE metrics SET skipped = 2 WHERE skipped AND skipped = 1 AND step >= ? AND +generation < ?"
-)
-"""A recovery took these steps back: they count no longer among the run's skipped steps."""
-_TAKE_BACK_LATE = (
-    "UPDATE metrics SET skipped = 2 WHERE generation = ?1 AND step = ?2 AND EXISTS "
-    "(SELECT 1 FROM metrics WHERE generation > ?1 AND step <= ?2)"
-)
 log = get_logger("journal")
 
 
@@ -88,7 +81,7 @@ class Journal:
 
     def _begin(self) -> None:
         self._open()
-        upgrade(self._db)
+        make(self._db)
         kept = Essentials.load(self._copy)
         if kept is not None and kept.version > version_of(self.fact(VERSION, "0")):
             kept.restore(self._db)
@@ -98,7 +91,7 @@ class Journal:
         self._stay_in_place()
         Essentials.of(self._db).check_epoch(self._copy)
         self._newest_epoch(), self.commands(), self.last_generation()
-        self.clocks(), self.last_event(), self.event_names(), self.skipped()
+        self.clocks(), self.last_event(), self.event_names(), self.num_skipped()
 
     def _is_bad(self, error: sqlite3.DatabaseError) -> bool:
         is_file = self.path.is_file() or not self.path.exists()
@@ -306,20 +299,6 @@ class Journal:
         row = self._db.execute(sql).fetchone()
         return (int(row[0]), msgspec.json.decode(row[1], type=dict[int, int])) if row else None
 
-    def memory(self) -> Memory:
-        """What the drivers before have found out;
-        empty when it cannot be read, which costs only time."""
-        text = self.fact("memory", "")
-        try:
-            return msgspec.json.decode(text, type=Memory) if text else Memory()
-        except (msgspec.MsgspecError, ValueError) as error:
-            log.warning("the memory of the former driver cannot be read", error=str(error))
-            return Memory()
-
-    def remember(self, memory: Memory) -> None:
-        """Keep it for the next driver."""
-        self.set_facts(memory=msgspec.json.encode(memory).decode())
-
     # ---- commands -----------------------------------------------------------------------------
     def add_command(self, command_id: str, steer: Steer) -> tuple[Steer, bool]:
         """Append a command, which gets the next sequence; False with it when this id is already
@@ -341,7 +320,8 @@ class Journal:
 
     def commands(self) -> list[Steer]:
         """Every command of the run, in order; one that an earlier end has spent is ``retired``."""
-        return commands_of(self._db, int(self.fact("spent_commands", "0")))
+        rows = self._db.execute(READS["commands"]).fetchall()
+        return commands_of(rows, int(self.fact("spent_commands", "0")))
 
     def inherit(self, generation: int, commands: list[Steer]) -> None:
         """Begin a fork: what its state rests on of the run that it was taken from.
@@ -354,11 +334,7 @@ class Journal:
         self.set_facts(spent_commands=str(len(commands)))
 
     def reopen(self) -> None:
-        """Make an ended run unfinished again; what stopped or paused it before has had its effect,
-        checkpoints may be repaired, nodes replaced, and the cause of spikes removed."""
-        memory = self.memory()
-        passes = tuple((step, samples, 0) for step, samples, _ in memory.passes)
-        self.remember(dataclasses.replace(memory, bad_checkpoints=(), drains=(), passes=passes))
+        """Make an ended run unfinished again; what stopped or paused it has had its effect."""
         newest = self._db.execute("SELECT MAX(sequence) FROM commands").fetchone()[0]
         self.set_facts(outcome="", detail="", spent_commands=str(newest or 0))
 
@@ -367,33 +343,10 @@ class Journal:
         """Store what ranks have measured, all or none; the same again changes nothing."""
         with self._transaction() as db:
             for one in measured:
-                self._store_one(db, one)
+                store(db, one)
 
-    def _store_one(self, db: sqlite3.Connection, one: StepMetrics | Evaluation | Sample) -> None:
-        match one:
-            case StepMetrics():
-                db.execute(_TAKE_BACK_SKIPPED, (one.step, one.generation))
-                db.execute(
-                    "INSERT OR IGNORE INTO metrics (generation, step, loss, grad_norm, lr, "
-                    "tokens, duration_s, unix_s, skipped) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)",
-                    (one.generation, one.step, one.loss, one.grad_norm, one.lr,
-                     one.tokens, one.duration_s, one.unix_s, int(one.skipped)),
-                )  # fmt: skip
-                if one.skipped:  # a late report may be of a step that was repeated since
-                    db.execute(_TAKE_BACK_LATE, (one.generation, one.step))
-            case Evaluation():
-                db.execute(
-                    "INSERT OR REPLACE INTO evaluations VALUES (?, ?, ?, ?, ?)",
-                    (one.generation, one.step, one.loss, one.tokens, one.sequence),
-                )
-            case Sample():
-                db.execute(
-                    "INSERT OR REPLACE INTO samples VALUES (?, ?, ?, ?, ?)",
-                    (one.generation, one.sequence, one.step, json.dumps(one.tokens),
-                     one.num_prompt_tokens),
-                )  # fmt: skip
-
-    def skipped(self) -> set[int]:
-        """The skipped steps of the present course: not finite, or spikes."""
-        rows = self._db.execute("SELECT step FROM metrics WHERE skipped AND skipped = 1")
-        return {row[0] for row in rows}
+    def num_skipped(self) -> int:
+        """How many steps count and were skipped: not finite, or spikes."""
+        return int(
+            self._db.execute(f"SELECT COUNT(*) FROM ({READS['skipped_steps']})").fetchone()[0]
+        )

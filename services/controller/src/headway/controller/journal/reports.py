@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable
 from dataclasses import dataclass
 
 from headway.common.log import get_logger
 from headway.common.wire.messages.driver import Report
 from headway.common.wire.messages.executor import Evaluation, Sample, StepMetrics
+from headway.controller.journal.journal import Journal
 from headway.controller.journal.writer import JournalWriter
 
 MAX_WAITING = 20_000
@@ -33,17 +33,14 @@ class _Line:
 class Reports:
     """``take`` each report, ``flush`` a few times a second."""
 
-    def __init__(self, writer: JournalWriter, skipped: Iterable[int] = ()) -> None:
+    def __init__(self, writer: JournalWriter, num_skipped: int = 0) -> None:
         self._writer = writer
-        self.skipped = set(skipped)
-        """The steps that were skipped: not finite, or spikes; without those that a
-        recovery took back."""
+        self.num_skipped = num_skipped
+        """Steps of the journal that count and were skipped: not finite, or spikes."""
         self.newest: deque[StepMetrics] = deque(maxlen=RATE_STEPS)
         """The newest steps of the newest generation that has reported any."""
         self.measured = (-1, -1)
         """(generation, step) of the newest metrics that this driver has stored."""
-        self._begins: dict[int, int] = {}
-        """Generation -> its first step that was reported."""
         self._lines: dict[int, _Line] = {}
         self._waiting: list[tuple[int, Report]] = []
         self._is_writing = False
@@ -67,15 +64,10 @@ class Reports:
 
     def _note(self, done: StepMetrics) -> None:
         newest = (self.newest[-1].generation, self.newest[-1].step) if self.newest else (-1, -1)
-        if done.generation > newest[0]:  # from this step on a recovery took back what was
+        if done.generation > newest[0]:
             self.newest.clear()
-            self.skipped = {step for step in self.skipped if step < done.step}
-            self._begins[done.generation] = done.step
         if (done.generation, done.step) > newest:  # else it is late, or of a second rank
             self.newest.append(done)
-        later = [step for one, step in self._begins.items() if one > done.generation]
-        if done.skipped and all(step > done.step for step in later):
-            self.skipped.add(done.step)
 
     def acknowledged(self, node: int, incarnation: int) -> int:
         """The newest report of this executor process that is in the journal."""
@@ -89,10 +81,15 @@ class Reports:
         batch, self._is_writing = list(self._waiting), True
         measured = [one for _, report in batch for one in _measured(report)]
 
-        def written(_result: object, error: str) -> None:
+        def write(journal: Journal) -> int:
+            journal.store(measured)
+            return journal.num_skipped()
+
+        def written(num_skipped: int, error: str) -> None:
             self._is_writing = False
             if error:
                 return  # they stay, and are written with the next batch
+            self.num_skipped = num_skipped
             del self._waiting[: len(batch)]
             steps = [one for one in measured if isinstance(one, StepMetrics)]
             self.measured = max([self.measured, *((one.generation, one.step) for one in steps)])
@@ -101,7 +98,7 @@ class Reports:
                 if line.incarnation == report.incarnation:
                     line.stored = report.sequence
 
-        self._writer.submit(lambda journal: journal.store(measured), written)
+        self._writer.submit(write, written)
 
 
 def _measured(report: Report) -> list[Measured]:

@@ -75,8 +75,8 @@ class RunFacts(Message, tag="gateway.run_facts/1"):
     """Nobody leads it now, and another driver may take over."""
 
 
-class QueryJournal(Message, tag="gateway.query_journal/1"):
-    """Read the run's journal; nothing can be written."""
+class ReadJournal(Message, tag="gateway.read_journal/1"):
+    """One of the named reads of a run's journal (`controller/journal/reads.py`)."""
 
     about = About(
         sender="console",
@@ -88,7 +88,7 @@ class QueryJournal(Message, tag="gateway.query_journal/1"):
     )
 
     run: str
-    sql: str
+    read: str
     values: tuple[Cell, ...] = ()
     first: int = 0
     """Rows to leave out: those that the console has."""
@@ -102,7 +102,7 @@ class Rows(Message, tag="gateway.rows/1"):
         receiver="console",
         kind="reply",
         transport="tcp",
-        rate="one per `QueryJournal`",
+        rate="one per `ReadJournal`",
         on_loss=RETRIED,
     )
 

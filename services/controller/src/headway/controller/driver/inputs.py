@@ -7,8 +7,6 @@ core's own clock, the rest determines the same decisions as the whole stream.
 
 from __future__ import annotations
 
-import contextlib
-import sqlite3
 import typing
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -18,7 +16,6 @@ from typing import Any
 import msgspec
 import xxhash
 from headway.common.errors import InputError
-from headway.common.node.sqlite import open_to_read
 from headway.common.wire import codec
 from headway.common.wire.message import Message, by_tag
 from headway.common.wire.messages.driver import NodeBeat, Relay, Seals, WorkerGone
@@ -34,6 +31,7 @@ from headway.controller.decisions.events import (
     Tick,
 )
 from headway.controller.decisions.state import RunState
+from headway.controller.journal.file import JournalFile
 from headway.trainer.config import RecoveryConfig
 
 MAX_TEXT = 2000
@@ -204,17 +202,15 @@ def replay(database: Path) -> Iterator[Replayed]:
 
 
 def _recorded(database: Path) -> list[tuple[int, float, bytes, str]]:
-    sql = "SELECT epoch, clock_s, event, decided FROM inputs ORDER BY id"
-    try:
-        with contextlib.closing(open_to_read(database)) as journal:
-            rows = journal.execute(sql).fetchall()
-    except sqlite3.Error as error:
+    file = JournalFile(database)
+    rows = file.rows("inputs")
+    if file.damage:
         raise InputError(
-            f"the inputs in {database} cannot be read: {error}",
-            remedy="replay a run of this version",
-        ) from error
+            f"the inputs in {database} cannot be read: {file.damage}",
+            remedy="the run's events are in `headway logs`",
+        )
     if not rows:
         raise InputError(
-            f"{database} has no recorded inputs", remedy="replay a run of this version"
+            f"{database} has no recorded inputs", remedy="replay a run that a driver has led"
         )
     return rows
