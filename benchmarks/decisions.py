@@ -21,17 +21,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from headway.common.decide import Done
 from headway.common.wire.messages.driver import NodeBeat, Seals
 from headway.common.wire.messages.executor import WorkerBeat
 from headway.common.wire.messages.worker import Steer
-from headway.controller.decisions.events import (
-    BeginGeneration,
-    Done,
-    DurableFound,
-    Start,
-    Steered,
-    Tick,
-)
+from headway.controller.decisions.events import BeginGeneration, DurableFound, Start, Steered, Tick
 from headway.controller.decisions.state import RunState
 from headway.trainer.config import RecoveryConfig
 

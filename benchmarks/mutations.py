@@ -120,9 +120,9 @@ MUTATIONS = (
     Mutation(
         "read-the-seals-of-an-older-generation",
         f"{CONTROLLER}/decisions/state.py",
-        "            case Seals() if event.generation == core.generation and "
-        'core.phase == "reading":\n',
-        '            case Seals() if core.phase == "reading":\n',
+        "            case Seals() if event.generation == self.generation and "
+        'self.phase == "reading":\n',
+        '            case Seals() if self.phase == "reading":\n',
         "services/controller/tests/decisions/test_state.py::test_seals_read_for_an_older_generation_do_not_count",
     ),
     Mutation(
@@ -134,9 +134,9 @@ MUTATIONS = (
     ),
     Mutation(
         "hold-a-stall-against-the-nodes",
-        f"{CONTROLLER}/decisions/clock.py",
-        "        self.now += min(elapsed, TICK_LIMIT_S if is_tick else EVENT_LIMIT_S)\n",
-        "        self.now += elapsed\n",
+        "libs/common/src/headway/common/decide/clock.py",
+        "        self.now += pause_s if pause_s <= limit_s else longest_s\n",
+        "        self.now += pause_s\n",
         "services/controller/tests/decisions/test_nodes.py::test_a_driver_that_slept_holds_no_silence_against_the_nodes",
     ),
     Mutation(

@@ -3,17 +3,9 @@ and a spare is ready."""
 
 from __future__ import annotations
 
+from headway.common.decide import Action, Done, Failed, Log
 from headway.common.wire.messages.driver import NodeBeat
-from headway.controller.decisions.events import (
-    Action,
-    Done,
-    Failed,
-    Finish,
-    Log,
-    RestartNode,
-    Start,
-    Tick,
-)
+from headway.controller.decisions.events import Finish, RestartNode, Start, Tick
 from headway.controller.decisions.state import RunState
 from headway.trainer.config import RecoveryConfig
 
@@ -68,7 +60,7 @@ def test_with_a_spare_that_beats_the_silent_node_is_replaced() -> None:
         state = _state(2)
         actions = _drive(state, 30, beating=(1,), answer=answer)
         assert {"node_lost", "node_replaced"} <= _events(actions)
-        assert state.rank_nodes == {0: 1}
+        assert state.fleet.rank_nodes == {0: 1}
 
 
 def test_a_node_is_not_given_up_before_a_restart_had_time_to_help() -> None:

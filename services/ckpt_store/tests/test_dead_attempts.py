@@ -11,12 +11,12 @@ from headway.ckpt_store.folder import FolderView
 from headway.ckpt_store.retention import dead_attempts
 from headway.ckpt_store.state import (
     ArenasSeen,
-    Done,
     DropParts,
-    Failed,
     FlushSlot,
     FolderSeen,
     FolderUnseen,
+    JobDone,
+    JobFailed,
     ReleaseSlot,
     Remove,
     Report,
@@ -80,9 +80,9 @@ def test_later_attempts_of_another_start_of_the_job_do_not_count() -> None:
 
 def test_a_step_that_is_saved_again_after_it_was_given_up_is_flushed() -> None:
     state, _ = run(State(keep=3), FolderSeen(view()), ArenasSeen(frozenset({0}), (SLOT,)))
-    state, actions = run(state, Failed(FlushSlot(SLOT), "disk full", is_no_space=True))
+    state, actions = run(state, JobFailed(FlushSlot(SLOT), "disk full", is_no_space=True))
     assert [type(action) for action in actions] == [Report, ReleaseSlot, DropParts]
-    state, actions = run(state, Done(actions[-1]), FolderSeen(view()))
+    state, actions = run(state, JobDone(actions[-1]), FolderSeen(view()))
     other = replace(SLOT, rank=1)  # of the same attempt: it is given up as a whole
     state, actions = run(state, ArenasSeen(frozenset({0, 1}), (other,)))
     assert actions == [ReleaseSlot(other)]
@@ -99,7 +99,7 @@ def test_a_node_without_rank_0_drops_its_own_parts_once_and_says_who_was_missing
     assert (report.code, report.key) == ("incomplete", (50, 0))
     assert "ranks [2, 3]" in report.message
     assert job == DropParts((50, 0), (1,))
-    _, actions = run(state, Done(job), FolderSeen(folder))  # it could not be removed either
+    _, actions = run(state, JobDone(job), FolderSeen(folder))  # it could not be removed either
     assert actions == []
 
 
@@ -113,7 +113,7 @@ def test_a_folder_that_cannot_be_listed_is_reported_once_and_snapshots_are_flush
     unseen = FolderUnseen("cannot be listed", "look")
     state, actions = run(State(keep=3), ArenasSeen(frozenset({0}), (SLOT,)), unseen)
     assert actions == [Report("folder_unseen", "cannot be listed", "look"), FlushSlot(SLOT)]
-    state, actions = run(state, Done(FlushSlot(SLOT)), unseen, unseen)
+    state, actions = run(state, JobDone(FlushSlot(SLOT)), unseen, unseen)
     assert actions == [ReleaseSlot(SLOT)]
     state, _ = run(state, FolderSeen(view()))
     _, actions = run(state, unseen)

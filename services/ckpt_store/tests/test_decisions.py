@@ -14,13 +14,13 @@ from headway.ckpt_store.state import (
     Announce,
     ArenasSeen,
     Check,
-    Done,
     DropParts,
     EmptyTrash,
-    Failed,
     FlushSlot,
     FolderSeen,
     Job,
+    JobDone,
+    JobFailed,
     ReleaseSlot,
     Remove,
     Report,
@@ -70,12 +70,12 @@ def test_a_flushed_slot_is_released_once_and_then_the_step_is_committed() -> Non
         State(keep=3),
         ArenasSeen(frozenset({0}), (SLOT,)),
         FolderSeen(view()),
-        Done(FlushSlot(SLOT)),
+        JobDone(FlushSlot(SLOT)),
     )
     assert actions == [FlushSlot(SLOT), ReleaseSlot(SLOT)]
     state, actions = run(state, FolderSeen(view(attempt(10, complete=False, ranks=2))))
     assert actions == [WriteManifest((10, 0))]
-    _, actions = run(state, Done(WriteManifest((10, 0))), FolderSeen(view(attempt(10))))
+    _, actions = run(state, JobDone(WriteManifest((10, 0))), FolderSeen(view(attempt(10))))
     assert actions == [Announce((10, 0))]
 
 
@@ -91,7 +91,7 @@ def test_on_a_full_disk_the_attempt_is_given_up_and_reported_and_its_slots_are_r
     other = replace(SLOT, rank=1)
     state, _ = run(State(keep=3), ArenasSeen(frozenset({0, 1}), (SLOT, other)), FolderSeen(view()))
     state, actions = run(
-        state, Failed(FlushSlot(SLOT), "disk full", "free space", is_no_space=True)
+        state, JobFailed(FlushSlot(SLOT), "disk full", "free space", is_no_space=True)
     )
     assert actions == [
         Report("no_space", "disk full", "free space", (10, 0)),
@@ -102,7 +102,7 @@ def test_on_a_full_disk_the_attempt_is_given_up_and_reported_and_its_slots_are_r
     later = replace(SLOT, step=20)
     _, actions = run(
         state,
-        Done(DropParts((10, 0), (0, 1))),
+        JobDone(DropParts((10, 0), (0, 1))),
         ArenasSeen(frozenset({0, 1}), (later,)),
         FolderSeen(view()),
     )
@@ -111,7 +111,7 @@ def test_on_a_full_disk_the_attempt_is_given_up_and_reported_and_its_slots_are_r
 
 def test_a_withdrawn_snapshot_is_no_trouble() -> None:
     state, _ = run(State(keep=3), ArenasSeen(frozenset({0}), (SLOT,)), FolderSeen(view()))
-    _, actions = run(state, Failed(FlushSlot(SLOT), "overwritten", is_stale=True))
+    _, actions = run(state, JobFailed(FlushSlot(SLOT), "overwritten", is_stale=True))
     assert actions == [ReleaseSlot(SLOT)]
 
 
@@ -147,10 +147,10 @@ def test_old_checkpoints_go_only_after_the_newest_was_read_back() -> None:
     folder = FolderSeen(view(*(attempt(step) for step in (1, 2, 3, 4))))
     state, actions = run(State(keep=3), ArenasSeen(frozenset({0}), ()), folder)
     assert actions == [Announce((4, 0)), Check((4, 0))]
-    state, actions = run(state, Done(Check((4, 0))))
+    state, actions = run(state, JobDone(Check((4, 0))))
     assert actions == [Remove((1, 0))]
     _, actions = run(
-        state, Done(Remove((1, 0))), FolderSeen(view(*(attempt(step) for step in (2, 3, 4))))
+        state, JobDone(Remove((1, 0))), FolderSeen(view(*(attempt(step) for step in (2, 3, 4))))
     )
     assert actions == []
 
@@ -158,20 +158,20 @@ def test_old_checkpoints_go_only_after_the_newest_was_read_back() -> None:
 def test_a_corrupt_newest_checkpoint_stops_removals_until_there_is_a_sound_one() -> None:
     folder = view(*(attempt(step) for step in (1, 2, 3, 4)))
     state, _ = run(State(keep=2), ArenasSeen(frozenset({0}), ()), FolderSeen(folder))
-    state, actions = run(state, Failed(Check((4, 0)), "chunk 0 wrong"), FolderSeen(folder))
+    state, actions = run(state, JobFailed(Check((4, 0)), "chunk 0 wrong"), FolderSeen(folder))
     assert [action.code for action in actions if isinstance(action, Report)] == ["corrupt"]
     assert not any(isinstance(action, Remove | Check) for action in actions)
     newer = view(*folder.attempts, attempt(5))
     state, actions = run(state, FolderSeen(newer))
     assert actions == [Announce((5, 0)), Check((5, 0))]
-    _, actions = run(state, Done(Check((5, 0))))
+    _, actions = run(state, JobDone(Check((5, 0))))
     assert actions == [Remove((1, 0))]  # the corrupt one does not count as kept: 3 and 5 stay
 
 
 def test_a_failed_commit_is_tried_again_after_a_pause() -> None:
     ready = FolderSeen(view(attempt(10, complete=False, ranks=2)))
     state, _ = run(State(keep=3), ArenasSeen(frozenset({0}), ()), ready)
-    state, actions = run(state, Failed(WriteManifest((10, 0)), "read-only"), ready, now_s=100.0)
+    state, actions = run(state, JobFailed(WriteManifest((10, 0)), "read-only"), ready, now_s=100.0)
     assert [type(action) for action in actions] == [Report]
     state, actions = run(state, ready, now_s=100.0 + RETRY_S / 2)
     assert actions == []
@@ -195,7 +195,7 @@ def test_a_node_without_part_in_the_newest_generation_leaves_the_folder_alone() 
     takes_part = ArenasSeen(frozenset({0}), (), generation=1)
     state, actions = run(state, takes_part)
     assert actions == [WriteManifest((12, 1))]
-    _, actions = run(state, Done(WriteManifest((12, 1))), FolderSeen(view(*older, marks={1: 8})))
+    _, actions = run(state, JobDone(WriteManifest((12, 1))), FolderSeen(view(*older, marks={1: 8})))
     assert actions == [Check((8, 0))]
 
 
@@ -291,10 +291,12 @@ class World:
         if job is None:
             return
         if outcome != "done":
-            self.feed(Failed(job, "no", is_no_space=outcome == "full", is_stale=outcome == "stale"))
+            self.feed(
+                JobFailed(job, "no", is_no_space=outcome == "full", is_stale=outcome == "stale")
+            )
         else:
             self.carry_out(job)
-            self.feed(Done(job))
+            self.feed(JobDone(job))
         self.look()
 
     def carry_out(self, job: Job) -> None:

@@ -23,7 +23,7 @@ from headway.ckpt_store.files import Files, NewFile, is_no_space
 from headway.ckpt_store.flush import write_manifest, write_shard
 from headway.ckpt_store.folder import newest
 from headway.ckpt_store.manifest import step_dir_name
-from headway.ckpt_store.state import Done, Failed, FlushSlot, FolderSeen, Slot
+from headway.ckpt_store.state import FlushSlot, FolderSeen, JobDone, JobFailed, Slot
 from headway.ckpt_store.upkeep import remove_leftovers
 from headway.testkit import snapshots
 from headway.testkit.crash_points import Op, RecordingFiles, replay
@@ -195,11 +195,11 @@ def test_on_a_full_tmpfs_the_flush_fails_cleanly_and_the_disk_thread_goes_on(
     try:
         free = os.statvfs(tiny_disk).f_bfree
         failed = flush(200_000, 1)
-        assert isinstance(failed, Failed)
+        assert isinstance(failed, JobFailed)
         assert failed.is_no_space
         assert "free space" in failed.remedy
         until(lambda: os.statvfs(tiny_disk).f_bfree >= free - 1)  # the empty folder may take a page
-        assert isinstance(flush(3000, 2), Done)
+        assert isinstance(flush(3000, 2), JobDone)
         until(lambda: events.extend(disk.take()) or isinstance(events[-1], FolderSeen))
     finally:
         assert disk.close()

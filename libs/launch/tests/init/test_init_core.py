@@ -5,19 +5,17 @@ from __future__ import annotations
 import signal
 
 import pytest
+from headway.common.decide import Action, Event, Log
 from headway.common.node.process import ProcessId
 from headway.launch.init.core import (
     FROZEN,
-    Action,
     Asked,
     Beaten,
     Core,
     Ended,
-    Event,
     Kill,
     Leave,
     Limits,
-    Log,
     Looked,
     NotStarted,
     PassOn,

@@ -5,8 +5,9 @@ from __future__ import annotations
 import dataclasses
 
 import msgspec
+from headway.common.decide import Action, Log
 from headway.common.wire.messages.executor import KillWorker, RestartService, WorkerBeat
-from headway.controller.decisions.events import Action, BeginGeneration, Log
+from headway.controller.decisions.events import BeginGeneration
 from headway.controller.decisions.same_code import AGAIN_S
 from headway.testkit.trainer.by_hand import Hand, asked_for, events, only, sent
 from headway.testkit.trainer.cluster_model.shell import LIMITS
@@ -63,7 +64,7 @@ def test_a_spare_of_the_right_code_takes_the_ranks() -> None:
     hand = _hand(nodes=3, limits=LIMITS).run()
     actions = _change_code(hand, 1) + hand.wait(LIMITS.gather_timeout_s + 1.0)
     assert "node_replaced" in events(actions)
-    assert set(hand.state.rank_nodes.values()) == {0, 2}
+    assert set(hand.state.fleet.rank_nodes.values()) == {0, 2}
 
 
 def test_a_spare_of_other_code_takes_none() -> None:

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import pytest
+from headway.common.decide import Done, Log
 from headway.common.wire.messages.driver import Seals
 from headway.common.wire.messages.worker import Restore
 from headway.controller.decisions.events import (
     BeginGeneration,
-    Done,
     DurableFound,
     FindDurable,
     Finish,
-    Log,
     Remember,
 )
 from headway.controller.decisions.restore import Copies, choose_restore

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
+from headway.common.decide import Action, Done, Failed
 from headway.common.wire.messages.executor import SaveSnapshots
 from headway.common.wire.messages.worker import Steer
 from headway.controller.decisions.events import (
-    Action,
     AwaitCheckpoint,
-    Done,
     DrainNode,
     DurableFound,
-    Failed,
     Memory,
     ReleaseNode,
     Send,
@@ -32,7 +30,9 @@ def test_the_spare_takes_over_once_a_newer_checkpoint_is_complete() -> None:
     question = only(actions, AwaitCheckpoint)
     assert question.after == 30
     assert hand.send(Failed(question, "the newest complete checkpoint is of step 20")) == []
-    assert hand.state.phase == "running" and hand.state.rank_nodes[2] == 1, "it trains on meanwhile"
+    assert hand.state.phase == "running" and hand.state.fleet.rank_nodes[2] == 1, (
+        "it trains on meanwhile"
+    )
     again = only(hand.wait(1.0), AwaitCheckpoint)
     actions = hand.send(Done(again))
     assert events(actions) == ["evicted", "node_lost", "fence"]
@@ -41,7 +41,7 @@ def test_the_spare_takes_over_once_a_newer_checkpoint_is_complete() -> None:
     hand.workers[1] = []
     hand.leave()
     hand.gather()
-    assert set(hand.state.rank_nodes.values()) == {0, 2}
+    assert set(hand.state.fleet.rank_nodes.values()) == {0, 2}
     assert hand.state.memory.drains == ()
 
 

@@ -7,15 +7,13 @@ import itertools
 import re
 
 import pytest
+from headway.common.decide import Action, Done, Failed
 from headway.common.wire.messages.executor import ToWorker
 from headway.common.wire.messages.worker import Steer
 from headway.controller.decisions.brake import MAX_COUNTS, Brake
 from headway.controller.decisions.events import (
-    Action,
     BeginGeneration,
-    Done,
     DurableFound,
-    Failed,
     Finish,
     Memory,
     Remember,

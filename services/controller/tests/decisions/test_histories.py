@@ -8,7 +8,8 @@ import subprocess
 import sys
 
 import pytest
-from headway.controller.decisions.events import Failed, Remember
+from headway.common.decide import Failed
+from headway.controller.decisions.events import Remember
 from headway.controller.decisions.state import PHASES, RunState
 from headway.testkit.trainer.cluster_model.cluster import FakeCluster
 from headway.testkit.trainer.cluster_model.histories import DISTURBANCES, history, outcomes

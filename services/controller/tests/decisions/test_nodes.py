@@ -4,16 +4,14 @@ and a driver that slept."""
 from __future__ import annotations
 
 import pytest
+from headway.common.decide import Done, Failed, Log
 from headway.common.wire.messages.driver import NodeBeat, WorkerGone
 from headway.common.wire.messages.executor import KillWorker
 from headway.controller.decisions.events import (
-    Done,
     DurableFound,
     EvictNode,
     ExecutorEnded,
-    Failed,
     Finish,
-    Log,
     Memory,
     Rebooted,
     ReleaseNode,
@@ -142,7 +140,7 @@ def test_a_machine_that_was_rebooted_gives_its_ranks_to_a_spare_at_once_if_one_i
     hand = Hand().run()
     assert "node_lost" in events(hand.send(Rebooted(1)))
     assert "node_replaced" in events(hand.wait(LIMITS.leave_timeout_s + 1.0))
-    assert set(hand.state.rank_nodes.values()) == {0, 2}
+    assert set(hand.state.fleet.rank_nodes.values()) == {0, 2}
     assert "node_lost" not in events(hand.send(Rebooted(0))), "no other spare is ready"
 
 
@@ -153,7 +151,7 @@ def test_a_lost_node_that_reports_again_becomes_a_spare_and_its_old_workers_are_
     hand = Hand(generation=generation).run()
     old = [view.worker for view in hand.workers[1] if view.rank >= 0]
     _lose(hand, 1)
-    assert set(hand.state.rank_nodes.values()) == {0, 2}
+    assert set(hand.state.fleet.rank_nodes.values()) == {0, 2}
     actions = hand.beat(1)
     assert "node_returned" in events(actions)
     assert hand.state.status_of(1) == "spare"
@@ -231,7 +229,7 @@ def test_a_worker_that_its_node_does_not_report_any_more_is_lost() -> None:
 def test_the_end_of_an_earlier_process_of_the_same_name_changes_nothing() -> None:
     hand = Hand().run()
     gone = WorkerGone(
-        node=0, worker=hand.state.members[0], pid=1, rank=0, generation=0, reason="killed"
+        node=0, worker=hand.state.members.workers[0], pid=1, rank=0, generation=0, reason="killed"
     )
     assert hand.send(gone) == []
     assert hand.state.phase == "running"
@@ -268,7 +266,7 @@ def test_a_node_whose_workers_die_one_after_the_other_is_given_up_too() -> None:
         hand.workers[0] = [hand.idle(0, 10 * number + index) for index in range(3)]
         logged += events(hand.beat(0) + hand.wait(0.5))
     assert "node_replaced" in logged
-    assert set(hand.state.rank_nodes.values()) == {1, 2}
+    assert set(hand.state.fleet.rank_nodes.values()) == {1, 2}
 
 
 def test_without_a_spare_a_node_that_cannot_fork_is_restarted_once_and_waited_for_aloud() -> None:

@@ -4,16 +4,10 @@ dying."""
 from __future__ import annotations
 
 import pytest
+from headway.common.decide import Action, Done, Log
 from headway.common.wire.messages.executor import SaveSnapshots
 from headway.controller.decisions import failures
-from headway.controller.decisions.events import (
-    Action,
-    Done,
-    DurableFound,
-    ExecutorEnded,
-    Log,
-    RestartNode,
-)
+from headway.controller.decisions.events import DurableFound, ExecutorEnded, RestartNode
 from headway.controller.decisions.replacing import SAVE_S
 from headway.testkit.trainer.by_hand import Hand, events, only, sent
 from headway.testkit.trainer.cluster_model.shell import LIMITS, RANKS
@@ -40,7 +34,7 @@ def test_a_node_that_comes_back_without_a_worker_gives_its_ranks_to_the_warm_spa
     hand = Hand().run()
     actions = _freeze(hand, 1)
     assert [e for e in events(actions) if e.startswith("node")] == ["node_lost", "node_replaced"]
-    assert set(hand.state.rank_nodes.values()) == {0, 2}
+    assert set(hand.state.fleet.rank_nodes.values()) == {0, 2}
     assert hand.state.phase == "reading", "nothing is waited for"
 
 
@@ -58,7 +52,7 @@ def test_without_a_warm_spare_it_keeps_its_ranks() -> None:
     hand.workers[2] = []
     hand.beat(2)
     assert "node_replaced" not in events(_freeze(hand, 1))
-    assert set(hand.state.rank_nodes.values()) == {0, 1}
+    assert set(hand.state.fleet.rank_nodes.values()) == {0, 1}
 
 
 def test_a_node_whose_standby_outlived_the_silence_keeps_its_ranks() -> None:
@@ -69,7 +63,7 @@ def test_a_node_whose_standby_outlived_the_silence_keeps_its_ranks() -> None:
     hand.workers[1] = hand.workers[1][2:]  # the ranks fell, the standby did not
     assert "worker_lost" in events(hand.beat(1))
     hand.leave()
-    assert set(hand.state.rank_nodes.values()) == {0, 1}
+    assert set(hand.state.fleet.rank_nodes.values()) == {0, 1}
 
 
 def test_nodes_that_start_slowly_give_nothing_away() -> None:
@@ -85,7 +79,7 @@ def test_nodes_that_start_slowly_give_nothing_away() -> None:
         assert "node_replaced" not in events(_restart_empty(hand, 1) + hand.wait(1.0))
         hand.workers[1] = workers
         hand.beat(1)
-        assert set(hand.state.rank_nodes.values()) == {0, 1}
+        assert set(hand.state.fleet.rank_nodes.values()) == {0, 1}
 
 
 def test_a_new_driver_moves_the_ranks_of_the_frozen_node_that_it_took_over_from() -> None:
@@ -122,7 +116,7 @@ def _wants_to_begin(actions: list[Action]) -> bool:
 
 def _die(hand: Hand, rank: int, step: int) -> list[Action]:
     """The rank's process is killed, and the run recovers at ``step``."""
-    name, node = hand.state.members[rank], hand.state.rank_nodes[rank]
+    name, node = hand.state.members.workers[rank], hand.state.fleet.rank_nodes[rank]
     pid = next(view.pid for view in hand.workers[node] if view.worker == name)
     hand.workers[node] = [view for view in hand.workers[node] if view.worker != name]
     return hand.send(hand.gone(node, name, pid)) + _recover(hand, step)
@@ -146,7 +140,7 @@ def test_a_node_whose_ranks_keep_dying_gives_them_to_the_idle_spare_and_is_named
     assert flaky.fields == {"node": 1, "failures": 3, "causes": ["killed"]}
     saves = [action.node for action in sent(actions, SaveSnapshots)]
     assert {0, 1} <= set(saves), "what it holds in memory is written first"
-    assert hand.state.rank_nodes == {0: 0, 1: 2}
+    assert hand.state.fleet.rank_nodes == {0: 0, 1: 2}
     assert hand.state.phase == "running"
     assert hand.state.spare_for(0) == 1, "it is the last choice, and still one"
 

@@ -2,13 +2,8 @@
 
 from __future__ import annotations
 
-from headway.controller.decisions.events import (
-    Action,
-    Done,
-    ExecutorEnded,
-    Failed,
-    RestartNode,
-)
+from headway.common.decide import Action, Done, Failed
+from headway.controller.decisions.events import ExecutorEnded, RestartNode
 from headway.controller.decisions.silence import MAX_RESTARTS
 from headway.testkit.trainer.by_hand import Hand
 from headway.testkit.trainer.cluster_model.shell import LIMITS

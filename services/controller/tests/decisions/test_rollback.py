@@ -4,17 +4,14 @@ it does not."""
 from __future__ import annotations
 
 import pytest
+from headway.common.decide import Action, Done, Failed, Log
 from headway.common.wire.messages.worker import Restore, Steer
 from headway.controller.decisions.events import (
-    Action,
     BeginGeneration,
     CheckCheckpoint,
-    Done,
     DurableFound,
-    Failed,
     FindDurable,
     Finish,
-    Log,
     Send,
     Steered,
 )
@@ -77,8 +74,8 @@ def test_a_failure_in_between_does_not_lose_it(phase: str) -> None:
         hand.join(10, status="joining")
     if phase != "leaving":
         assert hand.state.phase == phase
-    node = hand.state.rank_nodes[0]
-    index = [view.worker for view in hand.workers[node]].index(hand.state.members[0])
+    node = hand.state.fleet.rank_nodes[0]
+    index = [view.worker for view in hand.workers[node]].index(hand.state.members.workers[0])
     gone = hand.workers[node].pop(index)
     hand.send(hand.gone(node, gone.worker, gone.pid))
     hand.workers[node].append(hand.idle(node, 7))
@@ -174,7 +171,7 @@ def test_a_new_driver_knows_whether_it_was_carried_out(is_done: bool) -> None:
     memory = before.state.memory
     generation = before.state.generation + is_done
     hand = Hand(memory=memory, generation=before.state.generation, epoch=2)
-    for rank, node in hand.state.rank_nodes.items():
+    for rank, node in hand.state.fleet.rank_nodes.items():
         hand.change(node, rank % 2, status="running", generation=generation, rank=rank, step=30)
     actions = hand.gather()
     assert ("adopted" in events(actions)) == is_done
@@ -203,8 +200,8 @@ def test_a_result_that_a_dead_rank_may_not_have_reported_is_made_again() -> None
             if view.status == "running":
                 hand.change(node, index, command=1, applied=1)
         hand.beat(node)
-    node = hand.state.rank_nodes[0]
-    index = [view.worker for view in hand.workers[node]].index(hand.state.members[0])
+    node = hand.state.fleet.rank_nodes[0]
+    index = [view.worker for view in hand.workers[node]].index(hand.state.members.workers[0])
     gone = hand.workers[node].pop(index)
     hand.send(hand.gone(node, gone.worker, gone.pid))
     assert hand.state.memory.answered == 0

@@ -7,13 +7,13 @@ import sys
 from typing import Any
 
 import pytest
+from headway.common.decide import Done
 from headway.common.wire.messages.driver import NodeBeat, Relay, Seals, WorkerGone
 from headway.common.wire.messages.executor import LeftGeneration, StoreOpened, WorkerBeat
 from headway.controller.decisions.events import (
     BeginGeneration,
-    Done,
     DurableFound,
-    Event,
+    Input,
     Send,
     Start,
     Tick,
@@ -71,7 +71,7 @@ def _running(nodes: int) -> RunState:
     return state
 
 
-def _calls(state: RunState, event: Event) -> int:
+def _calls(state: RunState, event: Input) -> int:
     """Calls of functions, Python's and C's."""
     calls = 0
 
@@ -90,7 +90,7 @@ def _calls(state: RunState, event: Event) -> int:
 
 @pytest.mark.parametrize("kind", ["pulse", "step", "full", "changed", "tick"])
 def test_an_event_of_a_running_run_costs_the_same_at_any_size(kind: str) -> None:
-    event: Event = {
+    event: Input = {
         "pulse": _beat(1, 2, full=False),
         "step": _beat(1, 2, full=False, step=7),
         "full": _beat(1, 2, step=7),

@@ -8,13 +8,13 @@ from collections.abc import Callable
 
 import msgspec
 import pytest
+from headway.common.decide import Failed
 from headway.controller.decisions.core import Core
 from headway.controller.decisions.effects import RETRY_S, Effects
 from headway.controller.decisions.events import (
     BeginGeneration,
     DurableFound,
     EvictNode,
-    Failed,
     FindDurable,
     Finish,
     ReleaseNode,
@@ -66,7 +66,7 @@ def test_how_a_run_ended_is_said_with_what_keeps_it_from_being_recorded(
     stops: bool, sentence: str
 ) -> None:
     hand = Hand().run()
-    core: Core = hand.state._core
+    core: Core = hand.state
     (finish,) = core.finish("stopped" if stops else "failed")
     assert hand.state.why() == sentence
     assert isinstance(finish, Finish)
@@ -99,7 +99,7 @@ def test_a_spare_that_was_given_up_can_be_evicted_and_not_drained() -> None:
 
 def test_an_answer_counts_once_and_only_for_the_newest_question() -> None:
     hand = Hand()
-    effects = Effects(hand.state._core.clock)
+    effects = Effects(hand.state.clock)
     first, second = BeginGeneration(0, {}, 0), BeginGeneration(1, {}, 0)
     assert not effects.settle(first), "never asked"
     effects.ask(first)
@@ -112,7 +112,7 @@ def test_an_answer_counts_once_and_only_for_the_newest_question() -> None:
 
 def test_a_failed_action_is_due_again_after_a_pause_that_doubles() -> None:
     hand = Hand()
-    clock = hand.state._core.clock
+    clock = hand.state.clock
     effects = Effects(clock)
     pauses = []
     for _ in range(8):
@@ -235,7 +235,7 @@ def _ranks(core: Core) -> None:
     ],
 )
 def test_the_invariants_see(damage: Callable[[Core], None]) -> None:
-    core = Hand().run().state._core
+    core = Hand().run().state
     check(core)
     damage(core)
     with pytest.raises(AssertionError):
@@ -244,7 +244,7 @@ def test_the_invariants_see(damage: Callable[[Core], None]) -> None:
 
 def test_the_invariants_see_a_run_that_runs_without_all_its_ranks() -> None:
     hand = Hand().run()
-    core = hand.state._core
+    core = hand.state
     view = hand.workers[0][0]
     core.fleet.nodes[0].workers[view.worker] = msgspec.structs.replace(view, status="idle")
     core.fleet.inside.pop(view.worker)

@@ -5,12 +5,11 @@ from __future__ import annotations
 import dataclasses
 
 import pytest
+from headway.common.decide import Action, Done
 from headway.common.wire.messages.worker import Restore, Steer
 from headway.controller.decisions.events import (
-    Action,
     BeginGeneration,
     CheckCheckpoint,
-    Done,
     DurableFound,
     FindDurable,
     Finish,
@@ -28,7 +27,7 @@ def _spike(hand: Hand, end: int = 310, *, looked_for: int = -1) -> list[Action]:
     """Every rank meets it and leaves; the arenas hold newer snapshots."""
     actions = [
         action
-        for rank in list(hand.state.members)
+        for rank in list(hand.state.members.workers)
         for action in hand.send(
             hand.left(rank, "spike", detail="step 30 is a spike: ...", spike_end=end)
         )

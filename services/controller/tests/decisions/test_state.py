@@ -7,17 +7,11 @@ import random
 from typing import Any
 
 import pytest
+from headway.common.decide import Action, Log
 from headway.common.wire.messages.driver import Relay, Seals
 from headway.common.wire.messages.executor import KillWorker, ReadSeals, StoreOpened, ToWorker
 from headway.common.wire.messages.worker import Steer
-from headway.controller.decisions.events import (
-    Action,
-    BeginGeneration,
-    DurableFound,
-    Finish,
-    Log,
-    Steered,
-)
+from headway.controller.decisions.events import BeginGeneration, DurableFound, Finish, Steered
 from headway.testkit.trainer.by_hand import Hand, events, only, sent
 from headway.testkit.trainer.cluster_model.cluster import FakeCluster
 from headway.testkit.trainer.cluster_model.shell import LIMITS
@@ -49,7 +43,7 @@ def test_a_lost_node_is_replaced_by_the_spare_from_the_durable_step() -> None:
     cluster.lose_node(1)
     cluster.run(200)
     assert cluster.finished == Finish("finished", "")
-    assert set(cluster.state.rank_nodes.values()) == {0, 2}
+    assert set(cluster.state.fleet.rank_nodes.values()) == {0, 2}
     assert cluster.state.restore.source == "durable"
 
 
@@ -112,12 +106,12 @@ def test_what_nccl_reports_of_a_death_is_a_symptom_and_blames_nobody() -> None:
     fence = only(hand.send(hand.left(0, "transport", detail=SYSTEM)), Log)
     assert (fence.event, fence.fields["is_symptom"]) == ("fence", True)
     assert hand.send(hand.left(2, "transport", detail=SYSTEM)) == []
-    view = hand.state._core.fleet.worker("n0w1")
+    view = hand.state.fleet.worker("n0w1")
     assert view is not None
     hand.send(hand.gone(0, "n0w1", view.pid))
-    assert [cause for cause, _ in hand.state._core.brake.causes] == ["rank 1 is lost: killed"]
-    assert hand.state._core.brake.count(5) == ""
-    assert SYSTEM not in [signature for signature, _, _ in hand.state._core.brake.crashes]
+    assert [cause for cause, _ in hand.state.brake.causes] == ["rank 1 is lost: killed"]
+    assert hand.state.brake.count(5) == ""
+    assert SYSTEM not in [signature for signature, _, _ in hand.state.brake.crashes]
 
 
 def test_what_nccl_reports_without_any_death_is_a_failure_whichever_rank_is_first() -> None:
@@ -197,15 +191,17 @@ def test_the_address_of_the_store_reaches_each_worker_with_its_secret() -> None:
     hand.gather()
     hand.read()
     hand.begin(hand.send(DurableFound(None)))
-    for rank, name in hand.state.members.items():
-        node = hand.state.rank_nodes[rank]
+    for rank, name in hand.state.members.workers.items():
+        node = hand.state.fleet.rank_nodes[rank]
         index = [w.worker for w in hand.workers[node]].index(name)
         hand.change(node, index, status="joining", generation=0, rank=rank)
     hand.beat(0)
     opened = StoreOpened(generation=0, host="h", port=5, secret="s")
     orders = [t.message for t in sent(hand.send(Relay(node=0, store=opened)), ToWorker)]
     orders += [t.message for t in sent(hand.beat(1), ToWorker)]
-    assert {o.worker for o in orders if o.store_generation == 0} == set(hand.state.members.values())
+    assert {o.worker for o in orders if o.store_generation == 0} == set(
+        hand.state.members.workers.values()
+    )
     assert {(o.store_host, o.store_port, o.store_secret) for o in orders} == {("h", 5, "s")}
     assert {(o.run_id, o.epoch) for o in orders} == {("r", 0)}
 
@@ -245,7 +241,7 @@ def test_who_does_not_restore_in_time_is_left_behind_by_name() -> None:
     hand.gather()
     hand.read()
     hand.begin(hand.send(DurableFound(None)))
-    members = set(hand.state.members.values())
+    members = set(hand.state.members.workers.values())
     actions = hand.wait(LIMITS.join_timeout_s + 0.2)
     assert events(actions)[:2] == ["waiting", "fence"]
     assert "ranks 0, 1, 2, 3 did not restore within 8 s" in str(actions)

@@ -6,19 +6,18 @@ import dataclasses
 from typing import Any
 
 import pytest
+from headway.common.decide import Action, Log
 from headway.common.wire.messages.executor import KillWorker, RestartService
-from headway.controller.decisions.cost import FIRST_S
 from headway.controller.decisions.events import (
-    Action,
     Answer,
     BeginGeneration,
     DurableFound,
     Finish,
     Judged,
-    Log,
     Memory,
     Remember,
 )
+from headway.controller.decisions.failures import FIRST_S
 from headway.controller.decisions.verdicts import HANG, HANG_SHOWN_S
 from headway.testkit.trainer.by_hand import Hand, events, only, sent
 from headway.testkit.trainer.cluster_model.shell import LIMITS
@@ -119,7 +118,7 @@ def test_a_suspected_node_is_given_up_for_a_spare_and_stays_out_until_it_is_rest
     [lost] = [one.fields for one in actions if isinstance(one, Log) and one.event == "node_lost"]
     assert lost["is_bad"], "its machine's owner is to know"
     hand.leave()
-    assert set(hand.state.rank_nodes.values()) == {0, 2}
+    assert set(hand.state.fleet.rank_nodes.values()) == {0, 2}
     assert sent(hand.wait(0.6), KillWorker)
     assert hand.state.status_of(1) == "lost"
     hand.incarnation[1] += 1
@@ -251,7 +250,7 @@ def test_a_hang_that_is_not_reported_any_more_is_forgotten() -> None:
 
 def test_an_unexplained_hang_starts_all_ranks_again_in_place_and_blames_nobody() -> None:
     hand = Hand(limits=SLOW).run()
-    members = hand.state.members
+    members = hand.state.members.workers
     hand.send(_hang())
     hand.wait(FIRST_S - 2.4)
     actions = hand.send(_hang())
@@ -262,7 +261,7 @@ def test_an_unexplained_hang_starts_all_ranks_again_in_place_and_blames_nobody()
     hand.begin(hand.send(DurableFound(None)))
     hand.join(2)
     assert (hand.state.phase, hand.state.generation) == ("running", 1)
-    assert hand.state.members == members
+    assert hand.state.members.workers == members
     assert hand.state.memory.lost == () and hand.state.memory.losses == ()
     assert _taken(hand.send(_hang())) == "started all ranks again in place", "of the one before"
     assert events(hand.send(_hang(revision=2))) == []

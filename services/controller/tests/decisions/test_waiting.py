@@ -5,14 +5,8 @@ from __future__ import annotations
 import dataclasses
 
 import pytest
-from headway.controller.decisions.events import (
-    Action,
-    Done,
-    DurableFound,
-    Failed,
-    Finish,
-    RestartNode,
-)
+from headway.common.decide import Action, Done, Failed
+from headway.controller.decisions.events import DurableFound, Finish, RestartNode
 from headway.testkit.trainer.by_hand import Hand, asked_for, events, only
 from headway.testkit.trainer.cluster_model.shell import LIMITS
 from headway.trainer.config import RecoveryConfig

@@ -7,8 +7,9 @@ from itertools import combinations
 from typing import Any
 
 import pytest
+from headway.common.decide import Failed
 from headway.common.wire.messages.driver import NodeBeat
-from headway.controller.decisions.events import Failed, Judged, RestartNode
+from headway.controller.decisions.events import Judged, RestartNode
 from headway.controller.driver import lines
 from headway.controller.driver.clocks import RunClock
 from headway.controller.driver.lines import Lines

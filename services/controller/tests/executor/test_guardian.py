@@ -4,6 +4,7 @@ seeded histories."""
 from __future__ import annotations
 
 import pytest
+from headway.common.decide import Failed, Log
 from headway.common.errors import InputError
 from headway.common.node.process import ProcessId
 from headway.common.wire.messages.executor import WorkerBeat
@@ -57,12 +58,12 @@ def test_a_service_that_is_slow_to_die_is_logged_once_and_counted_once() -> None
     assert hung is not None
     node.processes[hung].is_hung = node.processes[hung].is_stuck = True
     node.run(20.0)
-    logs = [a.event for _, a in node.actions if isinstance(a, on.Log)]
+    logs = [a.event for _, a in node.actions if isinstance(a, Log)]
     assert logs.count("ended a service to start it again") == 1
     node.processes[hung].state = "Z"
     node.run(START_S)
     assert node.is_whole
-    (gone,) = [a for _, a in node.actions if isinstance(a, on.Log) and a.event == "service is gone"]
+    (gone,) = [a for _, a in node.actions if isinstance(a, Log) and a.event == "service is gone"]
     assert (gone.fields["name"], gone.fields["restarts"]) == ("dataloader", 1)
 
 
@@ -223,8 +224,8 @@ def test_a_state_file_that_cannot_be_written_stops_nothing_and_is_tried_again() 
     failed = [a for _, a in node.actions if isinstance(a, on.Remember)][-1]
     before = len(node.actions)
     for error in ("b: I/O error", "b: I/O error", "a: stale file handle", "c: quota"):
-        node.handle(on.Failed(failed, error))
-    logs = [a.fields["reason"] for _, a in node.actions[before:] if isinstance(a, on.Log)]
+        node.handle(Failed(failed, error))
+    logs = [a.fields["reason"] for _, a in node.actions[before:] if isinstance(a, Log)]
     assert logs == ["b: I/O error", "a: stale file handle", "c: quota"], "each is logged once"
     node.files_fail = False
     node.run(3.0)
@@ -355,7 +356,7 @@ def test_what_the_guardian_does_not_know_is_harmless() -> None:
     node.handle(on.WorkerUnwanted("n1w99"))
     node.handle(on.ServiceBlamed("nobody", "x"))
     node.handle(on.Started(on.StartService("nobody"), ProcessId(1, 1)))
-    node.handle(on.Failed(on.StartService("agent"), "late"))
+    node.handle(Failed(on.StartService("agent"), "late"))
     node.run(1.0)
     assert node.is_whole
 

@@ -26,15 +26,15 @@ from headway.ckpt_store.manifest import (
 )
 from headway.ckpt_store.state import (
     Check,
-    Done,
     DropParts,
     EmptyTrash,
     Event,
-    Failed,
     FlushSlot,
     FolderSeen,
     FolderUnseen,
     Job,
+    JobDone,
+    JobFailed,
     Remove,
     WriteManifest,
 )
@@ -67,7 +67,7 @@ class Disk:
 
     def submit(self, job: Job, snapshot: Snapshot | None = None) -> None:
         """Order a job; ``snapshot`` belongs to ``FlushSlot``. Answered by Done or
-        Failed, then FolderSeen."""
+        JobFailed, then FolderSeen."""
         self._orders.put((job, snapshot))
 
     def look(self) -> None:
@@ -120,18 +120,18 @@ class Disk:
         try:
             self._do(job, snapshot)
         except StaleSnapshotError as error:
-            return Failed(job, error.message, is_stale=True)
+            return JobFailed(job, error.message, is_stale=True)
         except HeadwayError as error:
-            return Failed(job, error.message, error.remedy)
+            return JobFailed(job, error.message, error.remedy)
         except OSError as error:
             is_gone = isinstance(error, FileNotFoundError) and not isinstance(job, FlushSlot)
-            return Failed(
+            return JobFailed(
                 job, str(error), _remedy(error, self.checkpoints), is_no_space(error), is_gone
             )
         except Exception as error:  # the store must outlive a bug in one job
             _log.exception("job failed", job=repr(job))
-            return Failed(job, repr(error), "report this as a bug")
-        return Done(job)
+            return JobFailed(job, repr(error), "report this as a bug")
+        return JobDone(job)
 
     def _do(self, job: Job, snapshot: Snapshot | None) -> None:
         match job:

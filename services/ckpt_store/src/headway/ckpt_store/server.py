@@ -24,11 +24,11 @@ from headway.ckpt_store.saving import Saving
 from headway.ckpt_store.state import (
     Announce,
     ArenasSeen,
-    Done,
     Event,
-    Failed,
     FlushSlot,
     FolderSeen,
+    JobDone,
+    JobFailed,
     ReleaseSlot,
     Report,
     Slot,
@@ -262,9 +262,9 @@ class Store:
         try:
             snapshot = self._arenas.snapshot(slot)
         except HeadwayError as error:
-            return self._take(Failed(job, error.message, error.remedy))
+            return self._take(JobFailed(job, error.message, error.remedy))
         if snapshot is None:
-            return self._take(Failed(job, "the snapshot was withdrawn", is_stale=True))
+            return self._take(JobFailed(job, "the snapshot was withdrawn", is_stale=True))
         return self.disk.submit(job, snapshot)
 
     def _report(self, report: Report) -> None:
@@ -290,7 +290,7 @@ class Store:
         self._notify(trouble)
 
     def _note_durable(self, event: Event) -> None:
-        if isinstance(event, Done) and isinstance(event.job, FlushSlot):
+        if isinstance(event, JobDone) and isinstance(event.job, FlushSlot):
             slot = event.job.slot
             self._saving.flushed(slot)
             self._durable[slot.rank] = max(slot.step, self._durable.get(slot.rank, -1))

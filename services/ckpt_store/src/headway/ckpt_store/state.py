@@ -149,12 +149,12 @@ class FolderUnseen:
 
 
 @dataclass(frozen=True)
-class Done:
+class JobDone:
     job: Job
 
 
 @dataclass(frozen=True)
-class Failed:
+class JobFailed:
     """``is_stale``: the object of the job is gone, which is not an error."""
 
     job: Job
@@ -164,7 +164,7 @@ class Failed:
     is_stale: bool = False
 
 
-Event = ArenasSeen | FolderSeen | FolderUnseen | Done | Failed
+Event = ArenasSeen | FolderSeen | FolderUnseen | JobDone | JobFailed
 
 
 @dataclass(frozen=True)
@@ -203,9 +203,9 @@ def decide(state: State, event: Event, now_s: float) -> tuple[State, list[Action
             state, actions = _folder_seen(state, event.view)
         case FolderUnseen():
             state, actions = _folder_unseen(state, event)
-        case Done():
+        case JobDone():
             state, actions = _done(state, event.job)
-        case Failed():
+        case JobFailed():
             state, actions = _failed(state, event, now_s)
     state, released = _release_hopeless(state)
     state, job = _next_job(state, now_s)
@@ -262,7 +262,7 @@ def _done(state: State, job: Job) -> tuple[State, list[Action]]:
             return replace(state, view=None), []
 
 
-def _failed(state: State, event: Failed, now_s: float) -> tuple[State, list[Action]]:
+def _failed(state: State, event: JobFailed, now_s: float) -> tuple[State, list[Action]]:
     state, job = replace(state, job=None), event.job
     if isinstance(job, FlushSlot):
         return _flush_failed(state, event, job.slot)
@@ -279,7 +279,7 @@ def _failed(state: State, event: Failed, now_s: float) -> tuple[State, list[Acti
     return state, [Report(code, event.message, event.remedy, key)]
 
 
-def _flush_failed(state: State, event: Failed, slot: Slot) -> tuple[State, list[Action]]:
+def _flush_failed(state: State, event: JobFailed, slot: Slot) -> tuple[State, list[Action]]:
     if event.is_stale:
         return _without(state, [slot]), [ReleaseSlot(slot)]
     code: Literal["no_space", "flush_failed"] = "no_space" if event.is_no_space else "flush_failed"

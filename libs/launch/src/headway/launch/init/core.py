@@ -12,10 +12,10 @@ every limit restarts, so that an executor that was frozen too can report first.
 from __future__ import annotations
 
 import signal
-from dataclasses import dataclass, field
-from typing import Literal
+from dataclasses import dataclass
 
 from headway.common.backoff import Backoff
+from headway.common.decide import Action, AwakeClock, Event, Log
 from headway.common.node.process import ProcessId
 
 FROZEN = "F"
@@ -49,7 +49,7 @@ class Limits:
 
 # ---- events --------------------------------------------------------------------------------------
 @dataclass(frozen=True)
-class Started:
+class Started(Event):
     """There is an executor: a new one, or a living one that was adopted."""
 
     process: ProcessId
@@ -60,7 +60,7 @@ class Started:
 
 
 @dataclass(frozen=True)
-class NotStarted:
+class NotStarted(Event):
     """No executor could be started; ``is_gone`` if the cluster's folder is absent."""
 
     reason: str
@@ -68,19 +68,19 @@ class NotStarted:
 
 
 @dataclass(frozen=True)
-class Beaten:
+class Beaten(Event):
     """The executor's event loop has sent beats."""
 
 
 @dataclass(frozen=True)
-class Looked:
+class Looked(Event):
     """The executor's state letter, or ``FROZEN``; empty while there is none."""
 
     state: str = ""
 
 
 @dataclass(frozen=True)
-class Ended:
+class Ended(Event):
     """The executor has ended, or will never run again; ``code`` is None if unknown, negative for
     a signal."""
 
@@ -89,47 +89,34 @@ class Ended:
 
 
 @dataclass(frozen=True)
-class Asked:
+class Asked(Event):
     """The init was asked to end, by a signal."""
 
     by: str
 
 
-Event = Started | NotStarted | Beaten | Looked | Ended | Asked
-
-
 # ---- actions -------------------------------------------------------------------------------------
 @dataclass(frozen=True)
-class Start:
+class Start(Action):
     """Adopt the living executor of this node, or start one; answered by ``Started`` or
     ``NotStarted``."""
 
 
 @dataclass(frozen=True)
-class Kill:
+class Kill(Action):
     """End the executor with SIGKILL."""
 
 
 @dataclass(frozen=True)
-class PassOn:
+class PassOn(Action):
     """Send SIGTERM to the executor."""
 
 
 @dataclass(frozen=True)
-class Leave:
+class Leave(Action):
     """Exit."""
 
     code: int
-
-
-@dataclass(frozen=True)
-class Log:
-    level: Literal["info", "warning", "error"]
-    event: str
-    fields: dict[str, object] = field(default_factory=dict)
-
-
-Action = Start | Kill | PassOn | Leave | Log
 
 
 class Core:
@@ -137,7 +124,7 @@ class Core:
 
     def __init__(self, limits: Limits | None = None) -> None:
         self.limits = limits or Limits()
-        self._now, self._seen_at = 0.0, float("nan")
+        self._clock = AwakeClock()
         self.process: ProcessId | None = None
         self._started_at = self._beat_at = self._asked_at = 0.0
         self._stuck_since: float | None = None
@@ -162,12 +149,8 @@ class Core:
         return actions if self._is_leaving else actions + self._due()
 
     def _advance(self, now: float) -> None:
-        gap = now - self._seen_at  # NaN at the first event
-        self._seen_at = now
-        if gap > STALL_S:
-            self._beat_at, self._stuck_since = self._now, None
-        elif gap > 0:
-            self._now += gap
+        if self._clock.advance(now, STALL_S, stall_s=0.0) > STALL_S:
+            self._beat_at, self._stuck_since = self._clock.now, None
 
     def _take(self, event: Event) -> list[Action]:
         match event:
@@ -176,7 +159,7 @@ class Core:
             case NotStarted():
                 return self._not_started(event)
             case Beaten():
-                self._beat_at, self._stuck_since = self._now, None
+                self._beat_at, self._stuck_since = self._clock.now, None
                 self._limit_s = self.limits.silent_s
             case Looked():
                 self._look(event.state)
@@ -189,68 +172,70 @@ class Core:
     # ---- the executor's life ------------------------------------------------------------------
     def _started(self, event: Started) -> list[Action]:
         self.process, self._is_starting = event.process, False
-        self._beat_at, self._started_at = self._now, self._now - event.age_s
+        self._beat_at, self._started_at = self._clock.now, self._clock.now - event.age_s
         self._is_audible = event.is_audible
         self._limit_s = max(self.limits.silent_s, self.limits.start_s - event.age_s)
         self._stuck_since, self._gone_since = None, None
         self._killed_for = self._not_started_for = ""
         how = "running executor adopted" if event.is_adopted else "executor started"
-        return [Log("info", how, {"pid": event.process.pid})]
+        return [Log(how, {"pid": event.process.pid})]
 
     def _not_started(self, event: NotStarted) -> list[Action]:
         self._is_starting = False
-        self._backoff.fail(self._now)
+        self._backoff.fail(self._clock.now)
         actions: list[Action] = []
         if event.reason != self._not_started_for:
             self._not_started_for = event.reason
-            actions.append(Log("error", "no executor can be started", {"reason": event.reason}))
+            actions.append(
+                Log("no executor can be started", {"reason": event.reason}, level="error")
+            )
         if not event.is_gone:
             self._gone_since = None
         elif self._gone_since is None:
-            self._gone_since = self._now
-        elif self._now - self._gone_since > self.limits.gone_s:
-            actions += [Log("error", "the cluster's folder was removed"), self._leave(1)]
+            self._gone_since = self._clock.now
+        elif self._clock.now - self._gone_since > self.limits.gone_s:
+            actions += [Log("the cluster's folder was removed", level="error"), self._leave(1)]
         return actions
 
     def _look(self, state: str) -> None:
         if state == _TRACED:  # a debugger holds it, which may take a while
-            self._beat_at = self._now
+            self._beat_at = self._clock.now
         if state not in _STUCK:
             self._stuck_since = None
         elif self._stuck_since is None:
-            self._stuck_since = self._now
+            self._stuck_since = self._clock.now
         self._state = state
 
     def _ended(self, event: Ended) -> list[Action]:
         if self.process is None:
             return []
-        pid, lived_s = self.process.pid, self._now - self._started_at
+        pid, lived_s = self.process.pid, self._clock.now - self._started_at
         self.process = None
         self.ended_for = self._killed_for or _how(event.code)
         fields: dict[str, object] = {"pid": pid, "reason": self.ended_for}
         if self._is_asked:
             is_good = event.code in (0, -signal.SIGTERM)
-            return [Log("info", "the executor has ended", fields), self._leave(int(not is_good))]
+            return [Log("the executor has ended", fields), self._leave(int(not is_good))]
         if event.code == 0 and not self._killed_for:
-            return [Log("info", "the executor has ended as asked", {"pid": pid}), self._leave(0)]
+            return [Log("the executor has ended as asked", {"pid": pid}), self._leave(0)]
         if lived_s >= self.limits.healthy_s:
             self._may_be_quick = True
             self._backoff.succeed()
         if self._may_be_quick:
             self._may_be_quick = False
         else:
-            self._backoff.fail(self._now)
+            self._backoff.fail(self._clock.now)
         fields["lived_s"] = round(lived_s, 1)
-        fields["pause_s"] = round(max(0.0, self._backoff.until_s - self._now), 2)
+        fields["pause_s"] = round(max(0.0, self._backoff.until_s - self._clock.now), 2)
         fields["last_line"] = event.last_line
-        return [Log("warning", "the executor has ended; starting it again", fields)]
+        return [Log("the executor has ended; starting it again", fields, level="warning")]
 
     def _end_as_asked(self, by: str) -> list[Action]:
-        actions: list[Action] = [Log("info", "asked to end", {"by": by})]
+        actions: list[Action] = [Log("asked to end", {"by": by})]
         if self.process is None:
             return [*actions, self._leave(0)]
         if not self._is_asked:
-            self._is_asked, self._asked_at = True, self._now
+            self._is_asked, self._asked_at = True, self._clock.now
         return [*actions, PassOn()]  # a second request cuts the executor's open work short
 
     def _leave(self, code: int) -> Leave:
@@ -260,7 +245,7 @@ class Core:
     # ---- what is due --------------------------------------------------------------------------
     def _due(self) -> list[Action]:
         if self.process is None:
-            if self._is_starting or not self._backoff.is_over(self._now):
+            if self._is_starting or not self._backoff.is_over(self._clock.now):
                 return []
             self._is_starting = True
             return [Start()]
@@ -269,16 +254,16 @@ class Core:
             return []
         self._killed_for = reason
         fields = {"pid": self.process.pid, "reason": reason}
-        return [Log("warning", "ending the executor", fields), Kill()]
+        return [Log("ending the executor", fields, level="warning"), Kill()]
 
     def _why_kill(self) -> str:
         """Why the executor must be ended now; empty if it need not be."""
-        limits, silent_s = self.limits, self._now - self._beat_at
-        if self._stuck_since is not None and self._now - self._stuck_since >= limits.stuck_s:
+        limits, silent_s = self.limits, self._clock.now - self._beat_at
+        if self._stuck_since is not None and self._clock.now - self._stuck_since >= limits.stuck_s:
             return _STUCK[self._state]
         if self._is_audible and silent_s >= self._limit_s:
             return f"its event loop has been silent for {silent_s:.1f} s"
-        if self._is_asked and self._now - self._asked_at >= limits.end_s:
+        if self._is_asked and self._clock.now - self._asked_at >= limits.end_s:
             return f"it did not end within {limits.end_s:g} s"
         return ""
 

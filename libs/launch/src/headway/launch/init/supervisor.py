@@ -11,6 +11,7 @@ import socket
 import time
 from collections.abc import Iterator
 
+from headway.common.decide import Event, Log
 from headway.common.errors import HeadwayError
 from headway.common.node.process import GONE
 from headway.launch.init.core import (
@@ -18,11 +19,9 @@ from headway.launch.init.core import (
     Beaten,
     Core,
     Ended,
-    Event,
     Kill,
     Leave,
     Limits,
-    Log,
     Looked,
     NotStarted,
     PassOn,

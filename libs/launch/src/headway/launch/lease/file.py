@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Protocol
 
 import msgspec
+from headway.common.decide import AwakeClock
 from headway.common.errors import HeadwayError
 from headway.common.log import get_logger
 from headway.common.node.machine import process_space
@@ -325,18 +326,19 @@ class LeaseWatch:
 
     def __init__(self, longest_gap_s: float = 1.0) -> None:
         self._longest_gap_s = longest_gap_s
+        self._clock, self._moved_at = AwakeClock(), 0.0
         self._seen: LeaseView | None = None
-        self._looked_at: float | None = None
-        self.stale_s = 0.0
+
+    @property
+    def stale_s(self) -> float:
+        """Seconds without progress."""
+        return self._clock.now - self._moved_at
 
     def see(self, view: LeaseView, now: float) -> float:
         """Take one observation; returns the seconds without progress."""
-        gap = 0.0 if self._looked_at is None else max(0.0, now - self._looked_at)
-        self._looked_at = now
+        self._clock.advance(now, self._longest_gap_s)
         if view != self._seen:
-            self._seen, self.stale_s = view, 0.0
-        else:
-            self.stale_s += min(gap, self._longest_gap_s)
+            self._seen, self._moved_at = view, self._clock.now
         return self.stale_s
 
 

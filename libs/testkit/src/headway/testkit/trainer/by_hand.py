@@ -6,16 +6,14 @@ from collections.abc import Iterable
 from typing import Any, TypeVar
 
 import msgspec
+from headway.common.decide import Action, Done, Log
 from headway.common.wire.messages.driver import NodeBeat, Relay, Seals, WorkerGone
 from headway.common.wire.messages.executor import LeftGeneration, WorkerBeat
 from headway.controller.decisions.events import (
-    Action,
     BeginGeneration,
-    Done,
     DurableFound,
-    Event,
     FindDurable,
-    Log,
+    Input,
     Send,
     Start,
     Tick,
@@ -42,7 +40,7 @@ class Hand:
         self.start = Start(run_id="r", steps=100, rank_nodes=rank_nodes, nodes=nodes, **start)
         self.state = RunState(self.start, limits, self.now)
         self.workers: dict[int, list[WorkerBeat]] = {
-            n: [self.idle(n, i) for i in range(len(self.state.rank_nodes) // 2 + 1)]
+            n: [self.idle(n, i) for i in range(len(self.state.fleet.rank_nodes) // 2 + 1)]
             for n in range(nodes)
         }
         self.versions = dict.fromkeys(range(nodes), 0)
@@ -58,7 +56,7 @@ class Hand:
         return WorkerBeat(worker=f"n{node}w{index}", pid=pid, start_ticks=1, status="idle")
 
     # ---- events ---------------------------------------------------------------------------------
-    def send(self, event: Event, after_s: float = 0.0) -> list[Action]:
+    def send(self, event: Input, after_s: float = 0.0) -> list[Action]:
         """One event; every invariant is checked."""
         self.now += after_s
         actions = self.state.handle(event, self.now)
@@ -118,13 +116,13 @@ class Hand:
     def left(self, rank: int, reason: str = "error", **more: Any) -> Relay:
         """The note that the rank's worker has left its generation."""
         left = LeftGeneration(
-            worker=self.state.members[rank],
+            worker=self.state.members.workers[rank],
             generation=more.pop("generation", self.state.generation),
             rank=rank,
             reason=reason,
             **more,
         )
-        return Relay(node=self.state.rank_nodes[rank], left=left)
+        return Relay(node=self.state.fleet.rank_nodes[rank], left=left)
 
     # ---- whole stretches ------------------------------------------------------------------------
     def gather(self) -> list[Action]:
@@ -134,8 +132,8 @@ class Hand:
     def read(self, *steps: int) -> list[Action]:
         """Every arena holds these steps."""
         actions: list[Action] = []
-        for node in sorted(set(self.state.rank_nodes.values())):
-            ranks = [rank for rank, home in self.state.rank_nodes.items() if home == node]
+        for node in sorted(set(self.state.fleet.rank_nodes.values())):
+            ranks = [rank for rank, home in self.state.fleet.rank_nodes.items() if home == node]
             sealed = dict.fromkeys(ranks, steps) if steps else {}
             actions += self.send(
                 Seals(node=node, generation=self.state.generation, sealed=sealed, run_id="r")
@@ -150,8 +148,8 @@ class Hand:
         """Every rank is in the current generation, and has stepped unless
         ``status`` says otherwise."""
         self.step = step
-        for rank, name in self.state.members.items():
-            node = self.state.rank_nodes[rank]
+        for rank, name in self.state.members.workers.items():
+            node = self.state.fleet.rank_nodes[rank]
             index = [view.worker for view in self.workers[node]].index(name)
             self.change(
                 node,

@@ -11,6 +11,7 @@ from __future__ import annotations
 import random
 from dataclasses import dataclass, field, replace
 
+from headway.common.decide import Action, Done, Event, Failed
 from headway.common.node.process import ProcessId
 from headway.common.wire.messages.executor import DriverBeat, WorkerBeat
 from headway.common.wire.messages.service import ServiceBeat
@@ -71,13 +72,13 @@ class Node:
         self.processes: dict[ProcessId, Process] = {}
         self.forks: list[on.Fork] = []
         self.memory = on.Memory()
-        self.actions: list[tuple[float, on.Action]] = []
+        self.actions: list[tuple[float, Action]] = []
         self.starts: dict[str, list[float]] = {}
         self.asked_forks: list[float] = []
         self.claims: list[int] = []
         self.outcome = ""
         self._pid = 100
-        self._later: list[tuple[float, on.Event]] = []
+        self._later: list[tuple[float, Event]] = []
 
     # ---- time ---------------------------------------------------------------------------------
     def run(self, seconds: float) -> None:
@@ -166,7 +167,7 @@ class Node:
         return who
 
     # ---- events and actions -------------------------------------------------------------------
-    def handle(self, event: on.Event) -> None:
+    def handle(self, event: Event) -> None:
         """Hand an event to the guardian, carry out what follows, and check
         what must always hold."""
         events = [event]
@@ -176,12 +177,12 @@ class Node:
                 events += self._do(action)
             self.check()
 
-    def _do(self, action: on.Action) -> list[on.Event]:
+    def _do(self, action: Action) -> list[Event]:
         match action:
             case on.StartService(name):
                 self.starts.setdefault(name, []).append(self.now)
                 if self.spawn_fails:
-                    return [on.Failed(action, "no space left on device")]
+                    return [Failed(action, "no space left on device")]
                 delay_s = self.random.choice((0.0, 0.5))
                 started = on.Started(action, self.start(name))
                 if not delay_s:
@@ -200,27 +201,27 @@ class Node:
                 assert coming <= self.guardian.wanted, f"{coming} workers on their way"
                 zygote = self._of("zygote")
                 if zygote is None:
-                    return [on.Failed(action, "connection refused")]
+                    return [Failed(action, "connection refused")]
                 if zygote.is_hung:
-                    return [on.Done(action)]
+                    return [Done(action)]
                 who_ = None if self.fork_fails else self.start(worker)
                 self.forks.append(on.Fork(worker, who_, "try again" if self.fork_fails else ""))
-                return [on.Done(action)]
+                return [Done(action)]
             case on.Claim(after):
                 self.claims.append(after)
                 if self.claim_fails:
-                    return [on.Failed(action, "read-only file system")]
+                    return [Failed(action, "read-only file system")]
                 self.lease = LeaseView(after + 1, self.lease.holder)
                 return [on.Claimed(action, after + 1)]
             case on.Remember(memory):
                 if self.files_fail:
-                    return [on.Failed(action, "no space left on device")]
+                    return [Failed(action, "no space left on device")]
                 self.memory = memory
-                return [on.Done(action)]
+                return [Done(action)]
             case on.EndRun(outcome):
                 self.outcome = outcome
             case on.ForgetArenas() | on.PassOnMonitor():
-                return [on.Failed(action, "full")] if self.files_fail else [on.Done(action)]
+                return [Failed(action, "full")] if self.files_fail else [Done(action)]
             case _:
                 pass
         return []

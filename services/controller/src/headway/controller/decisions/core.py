@@ -6,24 +6,16 @@ from collections import Counter
 from collections.abc import Iterable
 from typing import Any
 
+from headway.common.decide import Action, AwakeClock, Log
 from headway.common.wire.messages.executor import KillWorker, ToWorker, WorkerBeat
 from headway.common.wire.messages.worker import Restore, Steer
 from headway.controller.decisions.brake import Brake
-from headway.controller.decisions.clock import Clock
-from headway.controller.decisions.cost import RecoveryCost
 from headway.controller.decisions.effects import Effects
-from headway.controller.decisions.events import (
-    Action,
-    CheckCheckpoint,
-    Finish,
-    Log,
-    Memory,
-    Send,
-    Start,
-)
-from headway.controller.decisions.failures import Failure, Failures
+from headway.controller.decisions.events import CheckCheckpoint, Finish, Memory, Send, Start
+from headway.controller.decisions.failures import Failure, Failures, RecoveryCost
 from headway.controller.decisions.fleet import Fleet
 from headway.controller.decisions.members import Members
+from headway.controller.decisions.phases import transitions
 from headway.controller.decisions.restore import Copies
 from headway.trainer.config import RecoveryConfig
 
@@ -48,7 +40,7 @@ class Core:
         self.run_id, self.epoch, self.limits = start.run_id, start.epoch, limits
         self.is_on_gloo = start.is_on_gloo
         memory = start.memory
-        self.clock = Clock(now)
+        self.clock = AwakeClock(now)
         self.effects = Effects(self.clock)
         self.fleet = Fleet(start.nodes, start.rank_nodes)
         self.members = Members(self.fleet.rank_nodes)
@@ -171,7 +163,11 @@ class Core:
 
         But gathering that is taken up again before a generation has begun continues to count: a
         node whose workers die one after the other must not hold the run forever.
+
+        Raises:
+            ImpossibleTransitionError: no event leads from the present phase to this one.
         """
+        transitions.check(self.phase, phase)
         is_again = phase == "gathering" and self.phase in ("reading", "choosing", "beginning")
         self.phase = phase
         self.since = self.waited_since = self.clock.now
@@ -365,6 +361,7 @@ class Core:
         return sorted(self.fleet.lost_carriers)
 
     # ---- memory ---------------------------------------------------------------------------------
+    @property
     def memory(self) -> Memory:
         """What a successor must know."""
         lost = [node for node in self.fleet.nodes.values() if node.status == "lost"]

@@ -8,8 +8,9 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 
+from headway.common.decide import Action, Log
 from headway.controller.decisions.core import Core
-from headway.controller.decisions.events import Action, AwaitCheckpoint, DrainNode, Log
+from headway.controller.decisions.events import AwaitCheckpoint, DrainNode
 from headway.controller.decisions.fleet import names
 from headway.controller.decisions.reactions import evict, eviction_refusal
 from headway.controller.decisions.saves import is_still, step_in_memory

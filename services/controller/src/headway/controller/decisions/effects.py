@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from headway.controller.decisions.clock import Clock
+from headway.common.decide import Action, AwakeClock
 from headway.controller.decisions.events import (
-    Action,
     AwaitCheckpoint,
     BeginGeneration,
     CheckCheckpoint,
@@ -55,7 +54,7 @@ class Effect:
 class Effects:
     """One attempt at a time for each kind of action, and for each node where it is about a node."""
 
-    def __init__(self, clock: Clock) -> None:
+    def __init__(self, clock: AwakeClock) -> None:
         self._clock = clock
         self._effects: dict[Key, Effect] = {}
         self._open: dict[Key, float] = {}

@@ -10,8 +10,8 @@ from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass, field
-from typing import Any
 
+from headway.common.decide import Action, Event
 from headway.common.wire.message import Message
 from headway.common.wire.messages.driver import NodeBeat, Relay, Seals, WorkerGone
 from headway.common.wire.messages.worker import Steer
@@ -19,37 +19,12 @@ from headway.common.wire.messages.worker import Steer
 
 # ---- what happens -----------------------------------------------------------------------------
 @dataclass(frozen=True)
-class Tick:
+class Tick(Event):
     """Time passed; time limits are looked at and unanswered messages are sent again."""
 
 
 @dataclass(frozen=True)
-class Done:
-    """An action took effect: a generation's number is on the disk,
-    a node's executor was started."""
-
-    action: Action
-
-
-@dataclass(frozen=True)
-class Failed:
-    """An action did not take effect.
-
-    Args:
-        action: the one that was returned.
-        error: why, for people.
-        is_final: repeating it cannot help, as with a machine that is gone.
-    """
-
-    action: Action
-    error: str
-    is_final: bool = False
-    is_on_order: bool = False
-    """The engine has asked for a machine and waits for it, as for a queued job."""
-
-
-@dataclass(frozen=True)
-class DurableFound:
+class DurableFound(Event):
     """The answer to ``FindDurable``: the newest complete checkpoint as (step, folder), or None.
 
     ``trouble`` says why that could not be found out.
@@ -62,7 +37,7 @@ class DurableFound:
 
 
 @dataclass(frozen=True)
-class ExecutorEnded:
+class ExecutorEnded(Event):
     """The engine knows that the node's executor has ended:
     it is started again without waiting for its silence."""
 
@@ -70,28 +45,28 @@ class ExecutorEnded:
 
 
 @dataclass(frozen=True)
-class Rebooted:
+class Rebooted(Event):
     """The node's machine has joined again after a reboot: its workers and their memory are gone."""
 
     node: int
 
 
 @dataclass(frozen=True)
-class Steered:
+class Steered(Event):
     """A command of the user is in the journal and is to be applied by all ranks."""
 
     steer: Steer
 
 
 @dataclass(frozen=True)
-class EvictNode:
+class EvictNode(Event):
     """The user wants the node out of the run."""
 
     node: int
 
 
 @dataclass(frozen=True)
-class DrainNode:
+class DrainNode(Event):
     """The node will end: it is to leave the run after a checkpoint, or when ``notice_s`` is over.
 
     The command to make that checkpoint was given to the ranks.
@@ -102,7 +77,7 @@ class DrainNode:
 
 
 @dataclass(frozen=True)
-class Judged:
+class Judged(Event):
     """An open verdict of the monitor, and what the table of responses makes of it.
 
     ``response`` is ``replace_worker``, ``kill_worker``, ``restart_ranks``, ``restart_service``,
@@ -126,7 +101,7 @@ class Judged:
 
 # ---- what to do -------------------------------------------------------------------------------
 @dataclass(frozen=True)
-class Send:
+class Send(Action):
     """Send a note to a node's executor."""
 
     node: int
@@ -134,7 +109,7 @@ class Send:
 
 
 @dataclass(frozen=True)
-class Answer:
+class Answer(Action):
     """Inform the monitor of what was done about a verdict."""
 
     id: str
@@ -143,7 +118,7 @@ class Answer:
 
 
 @dataclass(frozen=True)
-class BeginGeneration:
+class BeginGeneration(Action):
     """Record the generation before it is sent to any worker; its number is never used again."""
 
     generation: int
@@ -153,7 +128,7 @@ class BeginGeneration:
 
 
 @dataclass(frozen=True)
-class FindDurable:
+class FindDurable(Action):
     """Look for the newest complete checkpoint of any step but ``bad``; answered by
     ``DurableFound``."""
 
@@ -165,7 +140,7 @@ class FindDurable:
 
 
 @dataclass(frozen=True)
-class CheckCheckpoint:
+class CheckCheckpoint(Action):
     """Read the whole checkpoint of ``step``, before a rollback gives up anything newer.
 
     Comes back as ``Failed`` with ``is_final`` if it is absent or damaged.
@@ -175,7 +150,7 @@ class CheckCheckpoint:
 
 
 @dataclass(frozen=True)
-class AwaitCheckpoint:
+class AwaitCheckpoint(Action):
     """Look for a complete checkpoint of a later step than ``after``; ``Failed`` while there is
     none."""
 
@@ -183,21 +158,21 @@ class AwaitCheckpoint:
 
 
 @dataclass(frozen=True)
-class RestartNode:
+class RestartNode(Action):
     """Have the engine end the node's executor if it still runs, and start it again."""
 
     node: int
 
 
 @dataclass(frozen=True)
-class ReleaseNode:
+class ReleaseNode(Action):
     """Have the engine take the machine away for good."""
 
     node: int
 
 
 @dataclass(frozen=True)
-class Remember:
+class Remember(Action):
     """Keep what a successor must know:
     the brake's counts, lost and evicted nodes, bad checkpoints."""
 
@@ -205,19 +180,11 @@ class Remember:
 
 
 @dataclass(frozen=True)
-class Finish:
+class Finish(Action):
     """The run is over: ``finished``, ``stopped`` or ``failed``."""
 
     outcome: str
     detail: str = ""
-
-
-@dataclass(frozen=True)
-class Log:
-    """Something a person wants to find in the journal."""
-
-    event: str
-    fields: dict[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -301,33 +268,5 @@ class Start:
     """The ranks communicate over gloo, which ends a collective at ``group_timeout_s`` itself."""
 
 
-Action = (
-    Send
-    | Answer
-    | BeginGeneration
-    | FindDurable
-    | CheckCheckpoint
-    | AwaitCheckpoint
-    | RestartNode
-    | ReleaseNode
-    | Remember
-    | Finish
-    | Log
-)
-
-Event = (
-    NodeBeat
-    | Relay
-    | Seals
-    | WorkerGone
-    | Tick
-    | Done
-    | Failed
-    | DurableFound
-    | ExecutorEnded
-    | Rebooted
-    | Steered
-    | EvictNode
-    | DrainNode
-    | Judged
-)
+Input = Event | NodeBeat | Relay | Seals | WorkerGone
+"""What a decision may rest on."""

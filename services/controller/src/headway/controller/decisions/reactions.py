@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
+from headway.common.decide import Action, Failed, Log
 from headway.common.wire.messages.driver import NodeBeat, Seals, WorkerGone
 from headway.common.wire.messages.executor import LeftGeneration
 from headway.controller.decisions import spikes
 from headway.controller.decisions.core import Core
 from headway.controller.decisions.events import (
-    Action,
     AwaitCheckpoint,
     BeginGeneration,
     CheckCheckpoint,
-    Failed,
-    Log,
     ReleaseNode,
     Remember,
     RestartNode,

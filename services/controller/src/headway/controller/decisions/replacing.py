@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from headway.common.decide import Action, Log
 from headway.controller.decisions.core import Core
-from headway.controller.decisions.events import Action, Log
 
 SAVE_S = 3.0
 """Time for the stores to write what a node that gives way has in memory."""

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from headway.common.decide import Action, Log
 from headway.common.wire.messages.executor import KillWorker, RestartService
 from headway.controller.decisions.core import Core
-from headway.controller.decisions.events import Action, Log, Send
+from headway.controller.decisions.events import Send
 from headway.controller.decisions.fleet import names
 
 AGAIN_S = 30.0

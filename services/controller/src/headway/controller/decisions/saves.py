@@ -3,9 +3,10 @@ do not step and so make no checkpoint."""
 
 from __future__ import annotations
 
+from headway.common.decide import Action, Log
 from headway.common.wire.messages.executor import SaveSnapshots
 from headway.controller.decisions.core import Core
-from headway.controller.decisions.events import Action, Log, Send
+from headway.controller.decisions.events import Send
 from headway.controller.decisions.replacing import giving_way
 
 STILL_S = 1.5

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from headway.common.decide import Action, Log
 from headway.controller.decisions.core import Core
-from headway.controller.decisions.events import Action, Log, RestartNode
+from headway.controller.decisions.events import RestartNode
 from headway.controller.decisions.fleet import Node
 
 RESTART_GRACE_S = 10.0

@@ -7,10 +7,10 @@ depend on the failures after it. A newer checkpoint has its samples behind it an
 from __future__ import annotations
 
 import msgspec
+from headway.common.decide import Action, Log
 from headway.common.wire.messages.executor import LeftGeneration
 from headway.common.wire.messages.worker import Restore
 from headway.controller.decisions.core import Core
-from headway.controller.decisions.events import Action, Log
 
 
 def found(core: Core, left: LeftGeneration) -> list[Action]:

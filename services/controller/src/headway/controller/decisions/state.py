@@ -5,6 +5,8 @@ clocks or files.
         ^                                               |          |
         +------------------ leaving <-------------------+----------+
 
+``phases/transitions.py`` has every edge, with those of failures and of a new driver.
+
 A phase is a row of ``PHASES``: what it does, its time limit, the sentence why it waits, the next
 rung. Actions that can fail come back as ``Done`` or ``Failed`` and count only then. Orders to
 executors are level-triggered: what beats show is compared with what should be, and the difference
@@ -15,27 +17,20 @@ times.
 
 from __future__ import annotations
 
-from collections import Counter
-
+from headway.common.decide import Action, Done, Failed, Log
 from headway.common.wire.messages.driver import NodeBeat, Relay, Seals, WorkerGone
 from headway.common.wire.messages.executor import WorkerBeat
-from headway.common.wire.messages.worker import Restore, Steer
 from headway.controller.decisions import reactions, same_code, silence, waiting
 from headway.controller.decisions.core import Core
 from headway.controller.decisions.drains import Drains, drain_refusal
 from headway.controller.decisions.events import (
-    Action,
     AwaitCheckpoint,
-    Done,
     DrainNode,
     DurableFound,
-    Event,
     EvictNode,
     ExecutorEnded,
-    Failed,
+    Input,
     Judged,
-    Log,
-    Memory,
     Rebooted,
     Remember,
     Start,
@@ -48,10 +43,13 @@ from headway.controller.decisions.phases.choosing import Beginning, Choosing, Re
 from headway.controller.decisions.phases.gathering import Gathering, loading_sentence
 from headway.controller.decisions.phases.generation import Joining, Leaving, Over, Running
 from headway.controller.decisions.saves import Saves
-from headway.controller.decisions.stop import StopWatch
 from headway.controller.decisions.verdicts import Verdicts
+from headway.controller.decisions.waiting import StopWatch
 from headway.trainer.config import RecoveryConfig
 
+TICK_LIMIT_S = 1.0
+EVENT_LIMIT_S = 0.25
+"""What one tick, or any other event, can add to the driver's clock at most."""
 PHASES: dict[str, Phase] = {
     phase.name: phase
     for phase in (
@@ -67,7 +65,7 @@ PHASES: dict[str, Phase] = {
 }
 
 
-class RunState:
+class RunState(Core):
     """One run, from the gathering of its first workers to its end.
 
     Args:
@@ -77,21 +75,21 @@ class RunState:
     """
 
     def __init__(self, start: Start, limits: RecoveryConfig, now: float) -> None:
-        self._core = Core(start, limits, now)
-        self._verdicts, self._stop, self._drains = Verdicts(), StopWatch(), Drains(self._core)
+        super().__init__(start, limits, now)
+        self._verdicts, self._stop, self._drains = Verdicts(), StopWatch(), Drains(self)
         self._saves = Saves()
         self._memory = self._stored = start.memory
 
     # ---- the one entry ------------------------------------------------------------------------
-    def handle(self, event: Event, now: float) -> list[Action]:
+    def handle(self, event: Input, now: float) -> list[Action]:
         """Take in one event; returns what to do, in order."""
-        core, phase = self._core, self._core.phase
+        phase = self.phase
         is_tick = isinstance(event, Tick)
-        core.clock.advance(now, is_tick=is_tick)
+        self.clock.advance(now, TICK_LIMIT_S if is_tick else EVENT_LIMIT_S)
         if isinstance(event, NodeBeat):
             if phase == "over":
                 return []
-            node, actions = reactions.on_beat(core, event)
+            node, actions = reactions.on_beat(self, event)
             if node is None and not actions:
                 return actions
         else:
@@ -105,92 +103,88 @@ class RunState:
         ``phase`` is the one before the event: if it was left, the next one looks at the whole run,
         else only at ``node`` when the event concerns no other.
         """
-        core = self._core
-        if core.phase != phase or node not in core.fleet.nodes:
-            node, phase = None, core.phase
-        actions = PHASES[phase].look(core, node)
-        while core.phase != phase:
-            phase = core.phase
-            actions += PHASES[phase].look(core, None)
+        if self.phase != phase or node not in self.fleet.nodes:
+            node, phase = None, self.phase
+        actions = PHASES[phase].look(self, node)
+        while self.phase != phase:
+            phase = self.phase
+            actions += PHASES[phase].look(self, None)
         return actions
 
     def _on_tick(self) -> list[Action]:
-        core = self._core
         actions = self._overdue()
-        if core.phase != "over":
-            actions += silence.watch(core) + reactions.release(core) + core.kills()
-            actions += same_code.watch(core) + waiting.watch(core)
-            actions += reactions.check_rollback(core) + self._verdicts.repeat(core)
-            actions += self._saves.look(core) + self._drains.look(core)
-            actions += self._stop.look(core, self.why)
-        return actions + self._advance(core.phase, None)
+        if self.phase != "over":
+            actions += silence.watch(self) + reactions.release(self) + self.kills()
+            actions += same_code.watch(self) + waiting.watch(self)
+            actions += reactions.check_rollback(self) + self._verdicts.repeat(self)
+            actions += self._saves.look(self) + self._drains.look(self)
+            actions += self._stop.look(self, self.why)
+        return actions + self._advance(self.phase, None)
 
     def _overdue(self) -> list[Action]:
         """Say why a phase takes longer than its limit, and take its next rung."""
-        core, phase = self._core, PHASES[self._core.phase]
-        if core.clock.now - core.waited_since < phase.limit_s(core):
+        phase = PHASES[self.phase]
+        if self.clock.now - self.waited_since < phase.limit_s(self):
             return []
-        core.waited_since = core.gathered_since = core.clock.now
-        waited_s = round(core.clock.now - core.since, 1)
-        why = phase.why(core)
+        self.waited_since = self.gathered_since = self.clock.now
+        waited_s = round(self.clock.now - self.since, 1)
+        why = phase.why(self)
         log = Log("waiting", {"phase": phase.name, "waited_s": waited_s, "reason": why})
-        return [log, *phase.overdue(core)]
+        return [log, *phase.overdue(self)]
 
     def _remember(self) -> list[Action]:
-        core = self._core
-        if core.is_memory_stale:
-            core.is_memory_stale = False
-            memory = core.memory()
+        if self.is_memory_stale:
+            self.is_memory_stale = False
+            memory = self.memory
             if memory != self._memory:
                 self._memory = memory
-                core.effects.forget(Remember)
-        if self._memory is not self._stored and core.effects.due(Remember):
-            return core.effects.ask(Remember(self._memory))
+                self.effects.forget(Remember)
+        if self._memory is not self._stored and self.effects.due(Remember):
+            return self.effects.ask(Remember(self._memory))
         return []
 
     # ---- what happens -------------------------------------------------------------------------
-    def _take(self, event: Event) -> list[Action]:
-        core = self._core
+    def _take(self, event: Input) -> list[Action]:
         match event:
             case Judged():
-                return self._verdicts.judge(core, event)
+                return self._verdicts.judge(self, event)
             case Done():
                 if isinstance(event.action, Remember) and event.action.memory == self._memory:
                     self._stored = self._memory
-                actions = reactions.on_done(core, event.action)
-                if isinstance(event.action, AwaitCheckpoint) and core.phase != "over":
-                    actions += self._drains.found(core, event.action)
+                actions = reactions.on_done(self, event.action)
+                if isinstance(event.action, AwaitCheckpoint) and self.phase != "over":
+                    actions += self._drains.found(self, event.action)
                 return actions
             case Failed():
-                return reactions.on_failed(core, event)
-            case _ if core.phase == "over":
+                return reactions.on_failed(self, event)
+            case _ if self.phase == "over":
                 return []
             case DurableFound():
-                return found(core, event)
+                return found(self, event)
             case WorkerGone():
-                return reactions.on_gone(core, event)
+                return reactions.on_gone(self, event)
             case Relay(left=left) if left is not None:
-                return reactions.on_left(core, left)
+                return reactions.on_left(self, left)
             case Relay(store=opened) if opened is not None:
-                if opened.generation == core.generation:
-                    core.store = (opened.host, opened.port, opened.secret)
-                    core.begin_round()
-            case Seals() if event.generation == core.generation and core.phase == "reading":
-                return reactions.on_seals(core, event)
+                if opened.generation == self.generation:
+                    self.store = (opened.host, opened.port, opened.secret)
+                    self.begin_round()
+            case Seals() if event.generation == self.generation and self.phase == "reading":
+                return reactions.on_seals(self, event)
             case ExecutorEnded():
-                return silence.on_executor_ended(core, event.node)
+                return silence.on_executor_ended(self, event.node)
             case Rebooted():
-                return reactions.on_rebooted(core, event.node)
+                return reactions.on_rebooted(self, event.node)
             case Steered():
-                if event.steer.sequence > len(core.commands):
-                    core.add_command(event.steer)
-                    core.is_steering = True
-                    core.begin_round()
-                return reactions.check_rollback(core)
+                if event.steer.sequence > len(self.commands):
+                    self.add_command(event.steer)
+                    self.is_steering = True
+                    self.begin_round()
+                return reactions.check_rollback(self)
             case EvictNode():
-                return reactions.evict(core, event.node)
+                return reactions.evict(self, event.node)
             case DrainNode():
-                return self._drains.begin(core, event)
+                return self._drains.begin(self, event)
             case _:
                 pass
         return []
@@ -198,22 +192,22 @@ class RunState:
     # ---- what others read ---------------------------------------------------------------------
     def eviction_refusal(self, node: int) -> str:
         """Why the node cannot be evicted now; empty when it can."""
-        return reactions.eviction_refusal(self._core, node)
+        return reactions.eviction_refusal(self, node)
 
     def drain_refusal(self, node: int) -> str:
         """Why the node cannot be drained now; empty when it can."""
-        return drain_refusal(self._core, node)
+        return drain_refusal(self, node)
 
     def draining(self) -> str:
         """Which nodes are about to leave the run, as a sentence; empty without any."""
-        return self._drains.sentence(self._core)
+        return self._drains.sentence(self)
 
     def why(self) -> str:
         """Why the run does not step now, as a sentence; empty while it steps.
 
         Waits are counted on the driver's own clock, up to the newest event.
         """
-        return PHASES[self._core.phase].why(self._core)
+        return PHASES[self.phase].why(self)
 
     def validate(self) -> None:
         """Check every invariant; for tests.
@@ -221,106 +215,36 @@ class RunState:
         Raises:
             AssertionError: with what does not fit.
         """
-        assert self._core.phase in PHASES, f"unknown phase {self._core.phase!r}"
-        assert self._memory == self._core.memory(), "a successor would know less than this driver"
-        check(self._core)
-
-    @property
-    def phase(self) -> str:
-        """Name of the phase, a key of ``PHASES``."""
-        return self._core.phase
-
-    @property
-    def outcome(self) -> str:
-        """``finished``, ``stopped`` or ``failed`` once the run is over, else empty."""
-        return self._core.outcome
-
-    @property
-    def detail(self) -> str:
-        """Why it ended so."""
-        return self._core.detail
-
-    @property
-    def step(self) -> int:
-        """Completed optimizer steps of the whole run."""
-        return self._core.step
-
-    @property
-    def steps(self) -> int:
-        """Steps of the whole run when it is finished."""
-        return self._core.steps
-
-    @property
-    def generation(self) -> int:
-        """The generation that workers are assigned to, -1 before the first."""
-        return self._core.generation
-
-    @property
-    def epoch(self) -> int:
-        """Number of this driver."""
-        return self._core.epoch
-
-    @property
-    def rank_nodes(self) -> dict[int, int]:
-        """Rank -> the node that carries it."""
-        return self._core.fleet.rank_nodes
-
-    @property
-    def members(self) -> dict[int, str]:
-        """Rank -> the worker that holds it."""
-        return self._core.members.workers
-
-    @property
-    def commands(self) -> list[Steer]:
-        """Every command of the user, in order; ``Steered`` appends to it."""
-        return self._core.commands
-
-    @property
-    def applied(self) -> int:
-        """Newest command that every rank has applied."""
-        return self._core.applied
+        assert self.phase in PHASES, f"unknown phase {self.phase!r}"
+        assert self._memory == self.memory, "a successor would know less than this driver"
+        check(self)
 
     @property
     def paused(self) -> bool:
         """Whether ranks report that they wait on request."""
-        return self._core.members.num_paused > 0
-
-    @property
-    def restore(self) -> Restore:
-        """From where the current generation began."""
-        return self._core.restore
-
-    @property
-    def statuses(self) -> Counter[str]:
-        """Status of a rank -> number of ranks; ``missing`` has no living worker."""
-        return self._core.members.statuses
-
-    @property
-    def memory(self) -> Memory:
-        """What a successor must know."""
-        return self._core.memory()
+        return self.members.num_paused > 0
 
     @property
     def refill(self) -> bool:
         """Whether nodes may fork standbys now: not while survivors need the cores for a rebuild."""
-        return self._core.phase in ("running", "gathering")
+        return self.phase in ("running", "gathering")
 
     @property
     def nodes(self) -> list[int]:
         """Numbers of all nodes, lost ones included."""
-        return list(self._core.fleet.nodes)
+        return list(self.fleet.nodes)
 
     def knows(self, node: int) -> bool:
         """Whether the run has a node of this number."""
-        return node in self._core.fleet.nodes
+        return node in self.fleet.nodes
 
     def worker(self, name: str | None) -> WorkerBeat | None:
         """The newest beat of a worker, None if its node reports none."""
-        return self._core.fleet.worker(name)
+        return self.fleet.worker(name)
 
     def status_of(self, node: int) -> str:
         """``active``, ``spare``, ``silent`` or ``lost``."""
-        return self._core.fleet.nodes[node].status
+        return self.fleet.nodes[node].status
 
     def is_alive(self, node: int) -> bool:
         """Whether the node reports."""
@@ -328,57 +252,52 @@ class RunState:
 
     def is_leaving(self, node: int) -> bool:
         """Whether the node was evicted or drained, and its machine has not been ended yet."""
-        found = self._core.fleet.nodes[node]
+        found = self.fleet.nodes[node]
         return found.bar == "evicted" and not found.is_released
 
     def step_of(self, node: int) -> int:
         """Completed steps that every rank of the node has reported in its newest generation."""
-        return self._core.fleet.nodes[node].step
+        return self.fleet.nodes[node].step
 
     def services(self, node: int) -> dict[str, int]:
         """Service -> pid, of those that are up on the node."""
-        return self._core.fleet.nodes[node].services
+        return self.fleet.nodes[node].services
 
     def troubles(self) -> dict[int, str]:
         """Node -> what its executor cannot do now,
         of those that have said so in their newest beat."""
-        nodes = self._core.fleet.nodes.items()
+        nodes = self.fleet.nodes.items()
         return {n: node.trouble for n, node in nodes if node.trouble and node.status != "lost"}
 
     @property
     def is_loading(self) -> bool:
         """Whether ranks wait for torch to be loaded on a node."""
-        return self._core.phase == "gathering" and bool(loading_sentence(self._core))
+        return self.phase == "gathering" and bool(loading_sentence(self))
 
     def is_active(self, node: int) -> bool:
         """Whether the node carries ranks; False also for a number that the run does not know."""
-        return node in self._core.fleet.nodes and bool(self._core.fleet.nodes[node].ranks)
+        return node in self.fleet.nodes and bool(self.fleet.nodes[node].ranks)
 
     def known_version(self, node: int) -> int:
         """Version of the newest full beat of the node,
         -1 when one is needed or the node is not known."""
-        return self._core.fleet.nodes[node].version if node in self._core.fleet.nodes else -1
+        return self.fleet.nodes[node].version if node in self.fleet.nodes else -1
 
     def spare_for(self, node: int) -> int | None:
         """The spare that would take over from the node, None when none is ready."""
-        return self._core.fleet.spare_for(node)
-
-    @property
-    def run_id(self) -> str:
-        """Of the run."""
-        return self._core.run_id
+        return self.fleet.spare_for(node)
 
     @property
     def clock_s(self) -> float:
         """The driver's own clock, which leaves out its stalls; ``replay`` sets it."""
-        return self._core.clock.now
+        return self.clock.now
 
     @clock_s.setter
     def clock_s(self, now: float) -> None:
-        self._core.clock.now = now
+        self.clock.now = now
 
 
-def _only_node(event: Event) -> int | None:
+def _only_node(event: Input) -> int | None:
     """The node that alone is concerned, None when the event may concern several."""
     match event:
         case Seals(node=node) | WorkerGone(node=node):

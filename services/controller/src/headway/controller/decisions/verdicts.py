@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from headway.common.decide import Action
 from headway.common.wire.messages.executor import RestartService
 from headway.controller.decisions.core import Core
-from headway.controller.decisions.events import Action, Answer, Judged, Send
+from headway.controller.decisions.events import Answer, Judged, Send
 
 MAX_ANSWERS = 1024
 MAX_HANGS = 64

@@ -1,9 +1,13 @@
-"""How long a run without a ready spare waits for a node, and how it ends then."""
+"""Limits at which a run ends: a node that is missing without a ready spare, and a stop command,
+which ends it by force when its ranks make no progress."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
+from headway.common.decide import Action
 from headway.controller.decisions.core import Core
-from headway.controller.decisions.events import Action, FindDurable, RestartNode
+from headway.controller.decisions.events import FindDurable, RestartNode
 from headway.controller.decisions.fleet import names
 from headway.controller.decisions.phases.base import ranks
 from headway.controller.decisions.same_code import code_sentence, refused_nodes
@@ -140,3 +144,33 @@ def missing_sentence(core: Core) -> str:
 def _silence(core: Core, nodes: list[int]) -> str:
     longest_s = max(core.clock.now - core.fleet.nodes[number].beat_at for number in nodes)
     return f"{max(0.0, longest_s):.0f} s"
+
+
+class StopWatch:
+    """Measures how long a stop command has made no progress."""
+
+    def __init__(self) -> None:
+        self._since: float | None = None
+        self._moved_at = 0.0
+        self._best = (-1, -1, -1)
+
+    def look(self, core: Core, why: Callable[[], str]) -> list[Action]:
+        """Called at each tick; ends a run that does not stop.
+
+        Args:
+            why: returns why the run does not step now.
+        """
+        if not any(command.operation == "stop" for command in core.commands):
+            return []
+        now = core.clock.now
+        progress = (core.step, core.applied, core.members.current["finished"])
+        if self._since is None:
+            self._since = self._moved_at = now
+        # only new bests: a run that recovers repeatedly steps too
+        if any(new > best for new, best in zip(progress, self._best, strict=True)):
+            self._moved_at = now
+            self._best = tuple(map(max, progress, self._best))  # type: ignore[assignment]
+        if now - self._moved_at < core.limits.stop_timeout_s:
+            return []
+        because = why() or "its ranks step no more"
+        return core.finish("stopped", f"ended by force after {now - self._since:.0f} s: {because}")

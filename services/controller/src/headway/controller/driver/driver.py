@@ -15,6 +15,7 @@ from typing import Any
 
 from headway.ckpt_store import mark_generation
 from headway.common.config import load
+from headway.common.decide import Action, Done, Failed, Log
 from headway.common.log import get_logger
 from headway.common.node.failpoints import configure
 from headway.common.node.machine import boot_id, process_space
@@ -39,17 +40,13 @@ from headway.common.wire.messages.health import Verdict, VerdictTaken
 from headway.common.wire.server import BACKLOG, Server
 from headway.common.wire.service import Service
 from headway.controller.decisions.events import (
-    Action,
     Answer,
     AwaitCheckpoint,
     BeginGeneration,
     CheckCheckpoint,
-    Done,
-    Event,
-    Failed,
     FindDurable,
     Finish,
-    Log,
+    Input,
     Rebooted,
     ReleaseNode,
     Remember,
@@ -273,7 +270,7 @@ class Driver:
             self.handle(event)
 
     # ---- acting -------------------------------------------------------------------------------
-    def handle(self, event: Event) -> None:
+    def handle(self, event: Input) -> None:
         """Let the state decide on an event, and carry out what it decides."""
         if self._outcome:
             return

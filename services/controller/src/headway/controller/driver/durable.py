@@ -7,16 +7,15 @@ from collections.abc import Callable
 from pathlib import Path
 
 from headway.ckpt_store import complete, has_mark, look, newest
+from headway.common.decide import Done, Failed
 from headway.common.errors import CorruptError
 from headway.common.log import get_logger
 from headway.controller.decisions.events import (
     AwaitCheckpoint,
     CheckCheckpoint,
-    Done,
     DurableFound,
-    Event,
-    Failed,
     FindDurable,
+    Input,
 )
 from headway.controller.driver.background import Background
 
@@ -31,7 +30,7 @@ class Checkpoints:
         folder: Path,
         world_size: int,
         background: Background,
-        handle: Callable[[Event], None],
+        handle: Callable[[Input], None],
     ) -> None:
         self._folder, self._world_size = folder, world_size
         self._background, self._handle = background, handle

@@ -5,15 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from headway.common.decide import Done, Failed
 from headway.common.errors import HeadwayError
 from headway.common.log import get_logger
-from headway.controller.decisions.events import (
-    Done,
-    ExecutorEnded,
-    Failed,
-    ReleaseNode,
-    RestartNode,
-)
+from headway.controller.decisions.events import ExecutorEnded, ReleaseNode, RestartNode
 from headway.controller.driver.background import Background
 from headway.controller.driver.lines import MAX_ASKED, Lines
 from headway.launch.cluster import ClusterFolder

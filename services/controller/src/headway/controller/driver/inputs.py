@@ -15,21 +15,14 @@ from typing import Any
 
 import msgspec
 import xxhash
+from headway.common.decide import Action, words
 from headway.common.errors import InputError
 from headway.common.wire import codec
 from headway.common.wire.message import Message, by_tag
 from headway.common.wire.messages.driver import NodeBeat, Relay, Seals, WorkerGone
 from headway.common.wire.messages.executor import ToWorker
 from headway.controller.decisions import events
-from headway.controller.decisions.events import (
-    Action,
-    Answer,
-    Event,
-    Judged,
-    Send,
-    Start,
-    Tick,
-)
+from headway.controller.decisions.events import Answer, Input, Judged, Send, Start, Tick
 from headway.controller.decisions.state import RunState
 from headway.controller.journal.file import JournalFile
 from headway.trainer.config import RecoveryConfig
@@ -39,12 +32,13 @@ MAX_TEXT = 2000
 _MESSAGES: dict[str, type[Message]] = by_tag([NodeBeat, Relay, Seals, WorkerGone])
 _OWN = {
     one.__name__: one
-    for one in vars(events).values()
-    if isinstance(one, type) and one.__module__ == events.__name__
+    for module in (events, words)
+    for one in vars(module).values()
+    if isinstance(one, type) and one.__module__ == module.__name__
 }
 
 
-def encode(event: Event | Start) -> bytes:
+def encode(event: Input | Start) -> bytes:
     """One event as bytes: a message as it is on the wire, the driver's own by name and fields."""
     if isinstance(event, Relay) and event.store is not None:
         # no decision rests on the secret
@@ -109,7 +103,7 @@ class InputRecorder:
         self._pulses: dict[int, list[tuple[float, NodeBeat]]] = {}
         self._phase = state.phase
 
-    def handle(self, event: Event, now: float) -> list[Action]:
+    def handle(self, event: Input, now: float) -> list[Action]:
         """Let the state decide on ``event``, and record what it decided upon."""
         actions = self._state.handle(event, now)
         is_quiet = not actions and self._state.phase == self._phase

@@ -98,7 +98,7 @@ class Lines:
         now, late = time.monotonic(), max(self._began_at + start_s - for_s, 0.0)
         heard = {n for n in expected if now - self._beat_at.get(n, late) < for_s}
         return 2 * len(heard) <= len(expected) and not heard.issuperset(
-            self._state.rank_nodes.values()
+            self._state.fleet.rank_nodes.values()
         )
 
     def answer(self, beat: NodeBeat, peer: bytes) -> None:
@@ -108,7 +108,7 @@ class Lines:
 
     def refresh(self) -> None:
         """Send a beat to all nodes at once when something that concerns them has changed."""
-        shared = (self._state.refill, self._monitor, tuple(self._state.rank_nodes.values()))
+        shared = (self._state.refill, self._monitor, tuple(self._state.fleet.rank_nodes.values()))
         if shared != self._shared:
             self._shared = shared
             for node, peer in self._peers.items():

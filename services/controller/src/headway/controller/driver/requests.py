@@ -11,13 +11,7 @@ from headway.common.errors import BusyError, InputError
 from headway.common.wire.messages.driver import Accepted, Command, GetStatus, RankStatus, Status
 from headway.common.wire.messages.executor import Inject
 from headway.common.wire.messages.worker import Steer
-from headway.controller.decisions.events import (
-    DrainNode,
-    Event,
-    EvictNode,
-    Steered,
-    Tick,
-)
+from headway.controller.decisions.events import DrainNode, EvictNode, Input, Steered, Tick
 from headway.controller.decisions.state import RunState
 from headway.controller.driver.lines import Lines
 from headway.controller.faults import faults
@@ -75,7 +69,7 @@ class Requests:
         state: RunState,
         journal: JournalWriter,
         *,
-        handle: Callable[[Event], None],
+        handle: Callable[[Input], None],
         note: Callable[[str, dict[str, Any]], None],
         over: Callable[[], tuple[str, str]],
         num_skipped: Callable[[], int],
@@ -207,8 +201,8 @@ class Requests:
         del peer
         state, (outcome, detail) = self._state, self._over()
         first, number = max(0, message.first_rank), max(0, min(message.num_ranks, MAX_LISTED))
-        listed = range(first, min(first + number, len(state.rank_nodes)))
-        nodes = {state.rank_nodes[rank] for rank in listed} | {self.lines.home}
+        listed = range(first, min(first + number, len(state.fleet.rank_nodes)))
+        nodes = {state.fleet.rank_nodes[rank] for rank in listed} | {self.lines.home}
         return Status(
             name=self._name,
             phase=outcome or state.phase,
@@ -224,8 +218,8 @@ class Requests:
             services={node: state.services(node) for node in sorted(nodes)},
             detail=detail or state.detail,
             waiting=self._waiting(),
-            num_ranks=len(state.rank_nodes),
-            statuses=dict(state.statuses),
+            num_ranks=len(state.fleet.rank_nodes),
+            statuses=dict(state.members.statuses),
             skipped=self._num_skipped(),
             troubles=state.troubles(),
             is_starting=state.is_loading,
@@ -236,11 +230,11 @@ class Requests:
         return "; ".join(reason for reason in reasons if reason)
 
     def _rank(self, rank: int) -> RankStatus:
-        beat = self._state.worker(self._state.members.get(rank))
+        beat = self._state.worker(self._state.members.workers.get(rank))
         worker, pid, status, step = (
             (beat.worker, beat.pid, beat.status, beat.step) if beat else ("", 0, "missing", 0)
         )
-        node = self._state.rank_nodes[rank]
+        node = self._state.fleet.rank_nodes[rank]
         if status == "running":  # a worker reports changes only; its node also counts steps
             step = max(step, self._state.step_of(node))
         return RankStatus(
@@ -256,7 +250,7 @@ class Requests:
 
     # ---- drills and ends of nodes --------------------------------------------------------------
     def _inject(self, message: Command) -> None:
-        if message.name == "worker" and message.rank not in self._state.rank_nodes:
+        if message.name == "worker" and message.rank not in self._state.fleet.rank_nodes:
             raise InputError(
                 f"rank {message.rank} is not in the run", remedy="give the rank of the worker"
             )
@@ -265,7 +259,7 @@ class Requests:
                 f"rank {message.rank} is not training yet: {self._waiting() or 'it is starting'}",
                 remedy="try again when `headway status` shows it as running",
             )
-        home = self._state.rank_nodes.get(message.rank, self.lines.home)
+        home = self._state.fleet.rank_nodes.get(message.rank, self.lines.home)
         node = message.node if message.node >= 0 else home
         if node not in self.lines.nodes:
             raise InputError(

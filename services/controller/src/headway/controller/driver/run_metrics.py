@@ -115,7 +115,7 @@ class RunMetrics:
             "recoveries": self._recoveries.number,
             "skipped_steps": reports.num_skipped,
             "phase": {name: int(name == phase) for name in phases},
-            "ranks": dict(state.statuses),
+            "ranks": dict(state.members.statuses),
             "rank_memory_bytes": _most_memory(state),
             "nodes": Counter(state.status_of(node) for node in state.nodes),
             **self._measured(list(reports.newest)),
@@ -167,7 +167,7 @@ class RunMetrics:
 
 def _most_memory(state: RunState) -> dict[str, int]:
     """Measured and predicted peak of the rank that uses most; empty before its first steps."""
-    beats = (state.worker(worker) for worker in state.members.values())
+    beats = (state.worker(worker) for worker in state.members.workers.values())
     known = [beat for beat in beats if beat is not None and beat.memory_bytes]
     if not known:
         return {}

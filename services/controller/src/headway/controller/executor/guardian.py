@@ -11,23 +11,19 @@ from collections.abc import Collection
 from dataclasses import dataclass
 
 import msgspec
+from headway.common.decide import Action, AwakeClock, Done, Event, Failed, Log
 from headway.common.node.process import ProcessId
 from headway.common.wire.messages.executor import DriverBeat, WorkerBeat
 from headway.controller.executor.keeping import Service, Services
 from headway.controller.executor.leading import Leading
 from headway.controller.executor.node_events import (
-    Action,
     AskForFork,
     Claim,
     Claimed,
-    Done,
     DriverReported,
     EndRun,
-    Event,
-    Failed,
     FolderSeen,
     ForgetArenas,
-    Log,
     Looked,
     Memory,
     PassOnMonitor,
@@ -85,7 +81,7 @@ class Guardian:
         self.facts, self._leading_services = facts, leader_services(facts.config)
         limits, launch = facts.config.recovery, facts.config.launch
         memory = memory or Memory()
-        self._clock_s, self._seen_at = 0.0, float("nan")
+        self._clock = AwakeClock()
         self.epoch = memory.epoch
         self._saved: Memory | None = None
         self._saving: Memory | None = None
@@ -132,7 +128,7 @@ class Guardian:
 
     def _keep(self, name: str, epoch: int, process: ProcessId | None) -> Service:
         is_reporting = name != "driver" and not name.startswith(SINK)
-        service = self.services.keep(name, self._clock_s, process, is_reporting=is_reporting)
+        service = self.services.keep(name, self._clock.now, process, is_reporting=is_reporting)
         if name == "driver":
             service.epoch = service.started_epoch = epoch
             service.may_start = process is not None
@@ -163,12 +159,12 @@ class Guardian:
     @property
     def driver_silent_s(self) -> float:
         """How long the drivers were silent."""
-        return self._clock_s - self._beat_at
+        return self._clock.now - self._beat_at
 
     @property
     def loading_s(self) -> float | None:
         """How long the zygote has been loading torch; None: it can fork, or is not up."""
-        return self.services.starting_s("zygote", self._clock_s)
+        return self.services.starting_s("zygote", self._clock.now)
 
     def trouble(self) -> str:
         """Why the node cannot do what it should, as sentences; empty while it can."""
@@ -191,14 +187,12 @@ class Guardian:
     # ---- events -------------------------------------------------------------------------------
     def handle(self, event: Event, now: float) -> list[Action]:
         """Take in one event; returns what to do, in order."""
-        if self._seen_at == self._seen_at:  # not NaN: the first event starts the clock
-            self._clock_s += min(max(0.0, now - self._seen_at), LONGEST_STEP_S)
-        self._seen_at = now
+        self._clock.advance(now, LONGEST_STEP_S)
         if self.is_ending:
             return []
-        actions = self._take(event, self._clock_s)
+        actions = self._take(event, self._clock.now)
         if not self.is_ending:
-            actions += self._due(self._clock_s)
+            actions += self._due(self._clock.now)
         content = self._now_content()
         if content != self._content:
             self._content = content
@@ -285,7 +279,7 @@ class Guardian:
             self._gone_since = now
         elif now - self._gone_since > self.facts.config.recovery.folder_gone_s:
             self.is_ending = True
-            actions.append(Log("error", "the run's folder was removed; ending the run"))
+            actions.append(Log("the run's folder was removed; ending the run", level="error"))
             actions.append(EndRun("failed"))
         return actions
 
@@ -299,7 +293,7 @@ class Guardian:
                 service.epoch, service.may_start = epoch, True
                 if service.status == "asked":  # for an epoch that is over
                     service.status = "down"
-        actions: list[Action] = [Log("info", "this node leads the run", {"epoch": epoch})]
+        actions: list[Action] = [Log("this node leads the run", {"epoch": epoch})]
         if self.services.process("driver") is not None:
             actions += self.services.blame("driver", "it did not renew its lease", now)
         return actions
@@ -332,11 +326,11 @@ class Guardian:
                 self._saving, self._save_error = None, event.error
                 self._save_again_at = now + AGAIN_S
                 fields = {"reason": event.error}
-                return [Log("error", "state cannot be written", fields)] if is_new else []
+                return [Log("state cannot be written", fields, level="error")] if is_new else []
             case _:
                 self._retry_files_at = now + AGAIN_S
                 fields = {"action": type(event.action).__name__, "reason": event.error}
-                return [Log("error", "an action failed", fields)]
+                return [Log("an action failed", fields, level="error")]
         return []
 
     # ---- what is due --------------------------------------------------------------------------
@@ -366,7 +360,7 @@ class Guardian:
             is_readable=self._folder.lease is not None,
         )
         if standing.leave:
-            return [Log("info", "another node leads the run"), *self._leave(now)]
+            return [Log("another node leads the run"), *self._leave(now)]
         return [standing.claim] if standing.claim is not None else []
 
     def _own_driver(self, driver: Service | None, now: float) -> str:

@@ -11,9 +11,10 @@ import signal
 from dataclasses import dataclass, field
 
 from headway.common.backoff import Backoff
+from headway.common.decide import Action, Log
 from headway.common.node.process import DEAD, ProcessId
 from headway.common.wire.messages.service import ServiceBeat
-from headway.controller.executor.node_events import Action, Kill, Log, Memory, StartService
+from headway.controller.executor.node_events import Kill, Memory, StartService
 
 FIRST_PAUSE_S = 0.05
 LONGEST_PAUSE_S = 5.0
@@ -216,7 +217,7 @@ class Services:
         if was_ending:
             return [kill]
         fields = {"name": service.name, "pid": service.process.pid, "reason": why}
-        return [kill, Log("warning", "ended a service to start it again", fields)]
+        return [kill, Log("ended a service to start it again", fields, level="warning")]
 
     def _fell(self, service: Service, why: str, now: float) -> Action:
         if _has_served(service, now):
@@ -229,7 +230,7 @@ class Services:
         if service.name == "driver":
             service.may_start = service.epoch > service.started_epoch
         fields = {"name": service.name, "reason": why, "retry_in_s": retry_in_s}
-        return Log("warning", "service is gone", {**fields, "restarts": service.restarts})
+        return Log("service is gone", {**fields, "restarts": service.restarts}, level="warning")
 
     def due(self, now: float) -> list[Action]:
         """The starts that are due."""

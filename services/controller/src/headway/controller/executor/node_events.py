@@ -8,8 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Literal
 
+from headway.common.decide import Action, Event
 from headway.common.node.process import ProcessId
 from headway.common.wire.message import Message
 from headway.common.wire.messages.executor import DriverBeat, WorkerBeat
@@ -39,7 +40,7 @@ class ZygoteSeen:
 
 # ---- what happens -----------------------------------------------------------------------------
 @dataclass(frozen=True)
-class Looked:
+class Looked(Event):
     """A look at the node's processes, some 20 times a second.
 
     Args:
@@ -55,28 +56,28 @@ class Looked:
 
 
 @dataclass(frozen=True)
-class WorkerReported:
+class WorkerReported(Event):
     """A worker's beat."""
 
     beat: WorkerBeat
 
 
 @dataclass(frozen=True)
-class ServiceReported:
+class ServiceReported(Event):
     """A service's beat."""
 
     beat: ServiceBeat
 
 
 @dataclass(frozen=True)
-class DriverReported:
+class DriverReported(Event):
     """A beat of the driver, checked by ``Guardian.obeys``."""
 
     beat: DriverBeat
 
 
 @dataclass(frozen=True)
-class FolderSeen:
+class FolderSeen(Event):
     """A look at the run's folder and at the lease in it.
 
     ``gone`` means that the folder was removed for certain; everything else that is not ``there`` is
@@ -90,14 +91,14 @@ class FolderSeen:
 
 
 @dataclass(frozen=True)
-class WorkerUnwanted:
+class WorkerUnwanted(Event):
     """The driver wants a worker to be ended."""
 
     worker: str
 
 
 @dataclass(frozen=True)
-class ServiceBlamed:
+class ServiceBlamed(Event):
     """The driver wants a service to be ended and started again."""
 
     service: str
@@ -107,7 +108,7 @@ class ServiceBlamed:
 
 
 @dataclass(frozen=True)
-class Trouble:
+class Trouble(Event):
     """The shell met something a person should know; an empty ``text`` takes it back."""
 
     kind: str
@@ -115,7 +116,7 @@ class Trouble:
 
 
 @dataclass(frozen=True)
-class Started:
+class Started(Event):
     """``StartService`` took effect."""
 
     action: StartService
@@ -123,31 +124,16 @@ class Started:
 
 
 @dataclass(frozen=True)
-class Claimed:
+class Claimed(Event):
     """The answer to ``Claim``: the epoch that was won, or None when another executor was faster."""
 
     action: Claim
     epoch: int | None
 
 
-@dataclass(frozen=True)
-class Done:
-    """An action took effect."""
-
-    action: Action
-
-
-@dataclass(frozen=True)
-class Failed:
-    """An action did not take effect; ``error`` says why, for people."""
-
-    action: Action
-    error: str
-
-
 # ---- what to do -------------------------------------------------------------------------------
 @dataclass(frozen=True)
-class StartService:
+class StartService(Action):
     """Start the process of a service; ``epoch`` is for the driver alone."""
 
     name: str
@@ -155,7 +141,7 @@ class StartService:
 
 
 @dataclass(frozen=True)
-class Kill:
+class Kill(Action):
     """Send a signal to a process of the node."""
 
     process: ProcessId
@@ -164,14 +150,14 @@ class Kill:
 
 
 @dataclass(frozen=True)
-class AskForFork:
+class AskForFork(Action):
     """Ask the zygote for a worker of this name; its ``Fork`` or the worker's beat is the answer."""
 
     worker: str
 
 
 @dataclass(frozen=True)
-class ClearAway:
+class ClearAway(Action):
     """Remove what dead workers left behind, but for the newest of it;
     ``living`` are to be spared."""
 
@@ -179,27 +165,27 @@ class ClearAway:
 
 
 @dataclass(frozen=True)
-class Claim:
+class Claim(Action):
     """Claim the driver's lease after epoch ``after``."""
 
     after: int
 
 
 @dataclass(frozen=True)
-class Remember:
+class Remember(Action):
     """Write down what a successor of this executor needs."""
 
     memory: Memory
 
 
 @dataclass(frozen=True)
-class ForgetArenas:
+class ForgetArenas(Action):
     """Remove the node's arenas: it carries no rank any more
     and must not offer what it once held."""
 
 
 @dataclass(frozen=True)
-class PassOnMonitor:
+class PassOnMonitor(Action):
     """Write down for the node's agent where the monitor listens."""
 
     endpoint: str
@@ -207,26 +193,17 @@ class PassOnMonitor:
 
 
 @dataclass(frozen=True)
-class Send:
+class Send(Action):
     """Send a note to the driver, if one is connected; a beat makes up for a lost one."""
 
     message: Message
 
 
 @dataclass(frozen=True)
-class EndRun:
+class EndRun(Action):
     """End the run on this node. Nothing follows it."""
 
     outcome: str
-
-
-@dataclass(frozen=True)
-class Log:
-    """A line for the executor's log."""
-
-    level: Literal["info", "warning", "error"]
-    event: str
-    fields: dict[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -244,32 +221,3 @@ class Memory:
     services: tuple[tuple[str, ProcessId], ...] = ()
     workers: tuple[tuple[str, ProcessId], ...] = ()
     next_worker: int = 0
-
-
-Event = (
-    Looked
-    | WorkerReported
-    | ServiceReported
-    | DriverReported
-    | FolderSeen
-    | WorkerUnwanted
-    | ServiceBlamed
-    | Trouble
-    | Started
-    | Claimed
-    | Done
-    | Failed
-)
-Action = (
-    StartService
-    | Kill
-    | AskForFork
-    | ClearAway
-    | Claim
-    | Remember
-    | ForgetArenas
-    | PassOnMonitor
-    | Send
-    | EndRun
-    | Log
-)

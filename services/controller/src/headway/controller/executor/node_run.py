@@ -16,6 +16,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from headway.common.config import load
+from headway.common.decide import Action, Done, Event, Failed, Log
 from headway.common.errors import HeadwayError
 from headway.common.log import get_logger
 from headway.common.node import zygote_beat
@@ -34,20 +35,15 @@ from headway.controller.executor.guardian import SERVICES, Guardian, NodeFacts, 
 from headway.controller.executor.hands import Hands
 from headway.controller.executor.node_end import NodeEnd
 from headway.controller.executor.node_events import (
-    Action,
     AskForFork,
     Claim,
     Claimed,
     ClearAway,
-    Done,
     EndRun,
-    Event,
-    Failed,
     FolderSeen,
     ForgetArenas,
     Fork,
     Kill,
-    Log,
     Looked,
     PassOnMonitor,
     Remember,

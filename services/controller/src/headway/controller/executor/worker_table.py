@@ -9,19 +9,12 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
 from headway.common.backoff import Backoff
+from headway.common.decide import Action, Log
 from headway.common.errors import InputError
 from headway.common.node.process import DEAD, ProcessId
 from headway.common.wire.messages.driver import WorkerGone
 from headway.common.wire.messages.executor import WorkerBeat
-from headway.controller.executor.node_events import (
-    Action,
-    AskForFork,
-    ClearAway,
-    Fork,
-    Kill,
-    Log,
-    Send,
-)
+from headway.controller.executor.node_events import AskForFork, ClearAway, Fork, Kill, Send
 
 # a worker beats twice a second; ten beats missed after a restart mean that it hangs
 REJOIN_LIMIT_S = 5.0
@@ -240,7 +233,7 @@ class WorkerTable:
             reason=reason,
         )
         fields = {"worker": name, "rank": member.beat.rank, "reason": reason}
-        actions: list[Action] = [Send(gone), Log("warning", "worker is gone", fields)]
+        actions: list[Action] = [Send(gone), Log("worker is gone", fields, level="warning")]
         if not member.is_proven and not member.is_killed and member.beat.status == "idle":
             actions.append(
                 self._failed(name, f"a standby ended soon after its start: {reason}", now)
@@ -251,7 +244,9 @@ class WorkerTable:
         pause_s = self.backoff.pause_s
         self.backoff.fail(now)
         self.why = why
-        return Log("warning", "a fork failed", {"worker": name, "reason": why, "pause_s": pause_s})
+        return Log(
+            "a fork failed", {"worker": name, "reason": why, "pause_s": pause_s}, level="warning"
+        )
 
     def _clear_away(self) -> ClearAway:
         return ClearAway(frozenset([*self.members, *self.asked, *self.orphans]))

@@ -8,20 +8,17 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+from headway.common.decide import Action, Done, Failed, Log
 from headway.common.wire.messages.worker import Steer
 from headway.controller.decisions.events import (
-    Action,
     Answer,
     AwaitCheckpoint,
     BeginGeneration,
     CheckCheckpoint,
-    Done,
     DurableFound,
-    Event,
-    Failed,
     FindDurable,
     Finish,
-    Log,
+    Input,
     Memory,
     ReleaseNode,
     Remember,
@@ -103,10 +100,10 @@ class Driver:
         self.began_at, self.limits = now, limits
         self.ends_at = math.inf
         self.state = RunState(self.start, limits, now)
-        self.inbox: list[Event] = []
+        self.inbox: list[Input] = []
         self.answers: dict[str, str] = {}
         self.logs: list[Log] = []
-        self.history: list[tuple[Event, float]] = []
+        self.history: list[tuple[Input, float]] = []
         self.decisions: list[list[Action]] = []
         """What was decided on each event of ``history``."""
         self.asleep_until = 0.0
@@ -128,7 +125,7 @@ class Driver:
         self.handle(Tick(), now)
         self._check_silence()
 
-    def handle(self, event: Event, now: float) -> list[Action]:
+    def handle(self, event: Input, now: float) -> list[Action]:
         """Let the state decide, check every invariant, and execute the actions."""
         self.history.append((event, now))
         actions = self.state.handle(event, now)
@@ -144,7 +141,7 @@ class Driver:
         if state.phase != self._phase or state.phase in ("running", "over"):
             self._phase, self._sign_s = state.phase, self._awake_s
         silent_s = self._awake_s - self._sign_s
-        limit_s = PHASES[state.phase].limit_s(state._core)
+        limit_s = PHASES[state.phase].limit_s(state)
         assert silent_s <= limit_s + SLACK_S, f"{state.phase} gave no sign for {silent_s:.1f} s"
         assert state.phase == "running" or state.why(), f"{state.phase} does not say why"
 
@@ -172,7 +169,7 @@ class Driver:
         if how == "silent" or (isinstance(action, FindDurable) and not error):
             return
         if isinstance(action, FindDurable):
-            answer: Event = DurableFound(None, "MANIFEST.json cannot be read", action.only)
+            answer: Input = DurableFound(None, "MANIFEST.json cannot be read", action.only)
         elif error or how == "lies":
             answer = Failed(
                 action, error or "the disk did not answer", is_final=error in ("gone", "damaged")

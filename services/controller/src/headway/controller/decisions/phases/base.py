@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 
+from headway.common.decide import Action
 from headway.controller.decisions.core import Core
-from headway.controller.decisions.events import Action
 
 
 class Phase:

@@ -3,18 +3,12 @@ and its number."""
 
 from __future__ import annotations
 
+from headway.common.decide import Action, Log
 from headway.common.wire.messages.executor import ReadSeals
 from headway.common.wire.messages.worker import Restore
 from headway.controller.decisions import spikes
 from headway.controller.decisions.core import Core
-from headway.controller.decisions.events import (
-    Action,
-    BeginGeneration,
-    DurableFound,
-    FindDurable,
-    Log,
-    Send,
-)
+from headway.controller.decisions.events import BeginGeneration, DurableFound, FindDurable, Send
 from headway.controller.decisions.fleet import names
 from headway.controller.decisions.phases.base import Phase, seconds
 
