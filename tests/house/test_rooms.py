@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -91,3 +93,14 @@ def test_the_controller_knows_of_the_trainer_only_its_configuration(sources: lis
         for item in source.imports
         if item.module.startswith("headway.controller")
     ]
+
+
+@pytest.mark.parametrize("part", FLOORS)
+def test_the_page_on_the_architecture_shows_every_room(root: Path, part: str) -> None:
+    page = (root / "docs" / "architecture.md").read_text().partition("## Rooms")[2]
+    tree = re.search(rf"/{part}/  .*?(?=\nservices|\nlibs)", page, re.DOTALL)
+    assert tree is not None
+    rooms = {room for floor in FLOORS[part] for room in floor}
+    (source,) = root.glob(f"*/{part}/src/headway/{part}")
+    folders = {room for room in rooms if (source / room / "__init__.py").exists()}
+    assert folders == set(re.findall(r"^  (\w+)/", tree[0], re.MULTILINE))

@@ -1,0 +1,1 @@
+"""AdamW and LAMB on flat shards, and the learning rate."""

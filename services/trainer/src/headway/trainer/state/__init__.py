@@ -1,0 +1,1 @@
+"""Flat buffers, initial weights, and snapshots of them."""
