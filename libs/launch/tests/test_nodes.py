@@ -13,7 +13,7 @@ from headway.common.node.process import ProcessId
 from headway.common.polling import wait_until
 from headway.common.wire.messages.executor import Attached, AttachRun, StopRun
 from headway.common.wire.server import Server
-from headway.launch import ClusterFolder
+from headway.launch import ClusterFolder, LocalEngine
 from headway.launch.nodes import attach, bring_up, detach, wait_for_node
 
 RUN_ID = "0badcafe"
@@ -138,3 +138,15 @@ def test_a_node_that_does_not_start_is_reported_with_the_end_of_its_log(tmp_path
 def test_waiting_ends_with_the_condition_or_with_the_time() -> None:
     assert wait_until(lambda: True, 0.0)
     assert not wait_until(lambda: False, 0.05, every_s=0.01)
+
+
+def test_a_cluster_of_another_version_is_refused_with_what_to_do(tmp_path: Path) -> None:
+    cluster = ClusterFolder.create(tmp_path, nodes=1)
+    cluster.write("cluster.json", {"id": cluster.id, "nodes": 1})
+    engine = LocalEngine(cluster)
+    with pytest.raises(InputError, match=r"has schema 0, .* uses schema 1; end its nodes with"):
+        attach(engine, cluster, tmp_path / "run", 1)
+    with pytest.raises(InputError, match="headway cluster remove"):
+        bring_up(engine, cluster, 0)
+    engine.remove()
+    assert not cluster.exists

@@ -65,20 +65,19 @@ def test_a_restarted_monitor_knows_the_lines_it_has_told_of() -> None:
     ] == ["disk_full"]
 
 
-def xid(number: int, gpu: str, offset: int, *, old: bool = False) -> LogHit:
-    """As the agent sends it; one of an older version gave the number alone."""
+def xid(number: int, gpu: str, offset: int) -> LogHit:
+    """As the agent sends it."""
     line = f"NVRM: Xid (PCI:{gpu}): {number}, pid=4711, name=python3"
-    return hit(offset, "gpu_xid", line, detail=str(number) if old else f"{gpu} {number}")
+    return hit(offset, "gpu_xid", line, detail=f"{gpu} {number}")
 
 
-@pytest.mark.parametrize("old", [False, True])
-def test_each_gpu_has_its_own_verdict_for_an_xid_and_is_named_in_it(old: bool) -> None:
+def test_each_gpu_has_its_own_verdict_for_an_xid_and_is_named_in_it() -> None:
     node, state = (
         SimulatedNode(0, lockstep(1, 100, lambda _: 0.4)),
         MonitorState(HealthConfig(), RUN_ID),
     )
     places = [(13, "0000:45:00"), (79, "0000:45:00"), (13, "0000:45:00"), (79, "0000:5e:00")]
-    lines = [xid(*place, at, old=old) for at, place in enumerate(places, 1)]
+    lines = [xid(*place, at) for at, place in enumerate(places, 1)]
     told = state.on_beat(node.beat(1.0, tuple(lines)), 1.0)
     said = [one.remedy[:24] for one in told]
     assert said == [
@@ -89,7 +88,7 @@ def test_each_gpu_has_its_own_verdict_for_an_xid_and_is_named_in_it(old: bool) -
     assert {one.action for one in told} == {"observe"}
     later = MonitorState(HealthConfig(), RUN_ID)
     later.restore(told)
-    again = node.beat(2.0, (xid(79, "0000:5e:00", 9, old=old), xid(79, "0000:c1:00", 10, old=old)))
+    again = node.beat(2.0, (xid(79, "0000:5e:00", 9), xid(79, "0000:c1:00", 10)))
     assert [one.remedy[14:24] for one in later.on_beat(again, 2.0)] == ["0000:c1:00"]
 
 

@@ -122,11 +122,6 @@ def test_an_xid_names_its_gpu_and_is_advised_by_its_number(number: int, said: st
     assert remedy.startswith(f"Xid {number} of GPU 0000:3b:00: ") and said in remedy
 
 
-def test_a_number_alone_as_of_an_older_agent_is_advised_too() -> None:
-    (rule,) = [rule for rule in LOG_RULES if rule.name == "gpu_xid"]
-    assert advice(rule, "79").remedy.startswith("Xid 79: reset this GPU")
-
-
 def test_what_a_device_is_named_for_comes_with_its_name() -> None:
     for line, name in (
         ("nvidia-nvswitch3: SXid (PCI:0000:07:00.0): 12028, Non-fatal", "0000:07:00.0 12028"),

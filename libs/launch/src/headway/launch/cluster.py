@@ -2,7 +2,8 @@
 
 Only the user has access: folders are 0700, files 0600.
 
-cluster.json      {"id", "nodes", "network", "engine"}: where its executors listen, who starts them
+cluster.json      {"schema", "id", "nodes", "network", "engine"}: where its executors listen, who
+                  starts them
 keys/ROLE.key     a CURVE key pair per role, mode 0600: a server admits only the roles it serves
 keys/ROLE.pub     only the public half, of a role that works on another machine
 nodes/K.json      where node K's executor listens, written by that executor
@@ -38,6 +39,8 @@ from headway.common.wire.addresses import Network
 from headway.common.wire.keys import KeyPair
 
 PARTS = ("nodes", "logs", "keys", "started")
+SCHEMA = 1
+"""Of the folder; another number is another version of Headway."""
 ROLES = ("console", "driver", "executor", "monitor", "agent")
 
 
@@ -97,7 +100,12 @@ class ClusterFolder:
         engine: Mapping[str, Any] | None = None,
     ) -> None:
         """Write ``cluster.json``."""
-        facts = {"id": cluster_id, "nodes": nodes, "network": asdict(network or Network())}
+        facts = {
+            "schema": SCHEMA,
+            "id": cluster_id,
+            "nodes": nodes,
+            "network": asdict(network or Network()),
+        }
         self.write("cluster.json", {**facts, "engine": dict(engine or {})})
 
     @property
@@ -160,6 +168,15 @@ class ClusterFolder:
         facts = self._facts().get("engine", {})
         return dict(facts) if isinstance(facts, dict) else {}
 
+    def check_schema(self) -> None:
+        """Raises InputError: another version of Headway made the folder."""
+        found = self._facts().get("schema", 0)
+        if found != SCHEMA:
+            raise InputError(
+                f"{self.path} has schema {found}, and this version of Headway uses schema {SCHEMA}",
+                remedy="end its nodes with `headway cluster remove`, and create it again",
+            )
+
     def check_emulated(self) -> None:
         """Raises InputError if the folder holds no cluster, or one whose nodes are machines."""
         if self.engine:
@@ -184,12 +201,8 @@ class ClusterFolder:
             ) from error
 
     def key_of(self, role: str) -> KeyPair:
-        """The key pair of one of ``ROLES``; created if an older version made the cluster."""
-        path = self.path / "keys" / f"{role}.key"
-        if not path.exists():
-            with contextlib.suppress(InputError):  # another process was faster
-                KeyPair.generate().save(path)
-        return KeyPair.load(path)
+        """The key pair of one of ``ROLES``."""
+        return KeyPair.load(self.path / "keys" / f"{role}.key")
 
     def public_of(self, *roles: str) -> set[bytes]:
         """The public keys that a server for these roles admits.

@@ -21,8 +21,10 @@ def attach(engine: Engine, cluster: ClusterFolder, run_dir: Path, nodes: int) ->
     """Start the first ``nodes`` nodes and attach the run to each; the first one hosts its driver.
 
     Raises:
+        InputError: another version of Headway made the cluster.
         HeadwayError: a node did not start or refused the run. Call ``detach`` then.
     """
+    cluster.check_schema()
     for node in range(nodes):
         engine.start_node(node)
     for node in range(nodes):
@@ -64,9 +66,10 @@ def bring_up(engine: Engine, cluster: ClusterFolder, node: int) -> NodeAddress:
     A node that was marked as lost counts as a new machine.
 
     Raises:
-        InputError: the cluster has no such node.
+        InputError: the cluster has no such node, or another version of Headway made it.
         HeadwayError: the node did not start.
     """
+    cluster.check_schema()
     if node >= cluster.nodes:
         raise InputError(f"the cluster has no node {node}", remedy=f"use 0 to {cluster.nodes - 1}")
     cluster.remove(f"nodes/{node}.lost")

@@ -82,8 +82,8 @@ def advice(rule: LogRule, detail: str) -> Advice:
     """The advice for a matched line: it names the device, and for an Xid depends on its number."""
     if not (rule.names_device and detail):
         return rule.advice
-    device, _, number = detail.rpartition(" ") if rule.name == "gpu_xid" else (detail, "", "")
     remedy = f"{detail}: {rule.advice.remedy}"
-    if rule.name == "gpu_xid":  # an agent of an older version sends the number alone
-        remedy = f"Xid {number}{f' of GPU {device}' * bool(device)}: {xid_remedy(number)}"
+    if rule.name == "gpu_xid":
+        device, _, number = detail.rpartition(" ")
+        remedy = f"Xid {number} of GPU {device}: {xid_remedy(number)}"
     return Advice(rule.advice.action, remedy, rule.advice.confidence)

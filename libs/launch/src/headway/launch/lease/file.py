@@ -63,7 +63,7 @@ class Holder:
     server_key: str = ""
     beat: int = 0
     space: str = ""
-    """Where the pid means something, see ``process_space``; empty in records of older versions."""
+    """Where the pid means something, see ``process_space``."""
     join_endpoint: str = ""
     """Where nodes join the run; empty where one machine carries it."""
     has_resigned: bool = False

@@ -7,8 +7,8 @@ from pathlib import PurePath
 
 from headway.common.wire.messages.health import Evidence, LogHit, Verdict
 from headway.health.detectors.episodes import Episodes, Key
-from headway.health.log_rules import RULES_BY_NAME, LogRule
-from headway.health.policy import advice, match
+from headway.health.log_rules import RULES_BY_NAME
+from headway.health.policy import advice
 
 _SERVICE = re.compile(r'"service":\s*"([\w.-]+)"')
 
@@ -48,7 +48,7 @@ class LogEpisodes:
                 continue
             self._note(place, hit.offset)
             key: Key = ("log", hit.rule, node, hit.rank)
-            detail = _detail(rule, hit)
+            detail = hit.detail
             if rule.names_device and detail:
                 key = (*key, _part(detail))
             self._heard_s[key] = now_s
@@ -91,12 +91,6 @@ def program_of(hit: LogHit) -> str:
         return said[1]
     stem = re.sub(r"^n\d+-", "", PurePath(hit.file).stem)
     return "worker" if re.fullmatch(r"n\d+w\d+", stem) else stem
-
-
-def _detail(rule: LogRule, hit: LogHit) -> str:
-    """With the device also where an agent of an older version has sent only an Xid's number."""
-    found = match(hit.line) if rule.name == "gpu_xid" and " " not in hit.detail else None
-    return found[1] if found is not None and found[0] is rule else hit.detail
 
 
 def _part(detail: str) -> str:
