@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import sqlite3
 from typing import Any
 
 from headway.common.node.sqlite import open_to_read
@@ -10,8 +11,13 @@ from headway.console.folder.records import RunRecords
 
 
 def query(run: RunRecords, sql: str, values: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
-    """The rows; none while the journal is absent. Raises sqlite3.Error."""
+    """The rows; none while the journal or its tables are absent. Raises sqlite3.Error."""
     if not run.folder.database.exists():
         return []
     with contextlib.closing(open_to_read(run.folder.database)) as database:
-        return database.execute(sql, values).fetchall()
+        try:
+            return database.execute(sql, values).fetchall()
+        except sqlite3.OperationalError as error:
+            if "no such table" in str(error):
+                return []
+            raise

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from dataclasses import dataclass
+from typing import Literal
 
 import msgspec
 from headway.common.decide import Action, AwakeClock, Done, Event, Failed, Log
@@ -266,8 +267,8 @@ class Guardian:
         actions: list[Action] = []
         if (event.state, event.detail) != (self._folder.state, self._folder.detail):
             fields = {"state": event.state, "detail": event.detail}
-            level = "warning" if event.lease is None else "info"
-            actions.append(Log(level, "the run's folder", fields))  # type: ignore[arg-type]
+            level: Literal["info", "warning"] = "warning" if event.lease is None else "info"
+            actions.append(Log("the run's folder", fields, level))
         self._folder = event
         if event.lease is not None:
             self.leading.see(event.lease, now)

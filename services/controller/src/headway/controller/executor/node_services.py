@@ -85,7 +85,7 @@ class NodeServices:
                 return Spec(name, argv, {"MALLOC_ARENA_MAX": MALLOC_ARENAS, **threads})
             case "driver":
                 argv = _command(
-                    "trainer",
+                    "controller",
                     "driver",
                     run=self._run.path,
                     cluster=self._cluster,
