@@ -1,0 +1,1 @@
+"""Micro-batches, and the streams of samples of a replica."""
