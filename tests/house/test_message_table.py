@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from headway.common.wire.about import About, Kind, PartOf, Role, Transport
+from headway.common.wire.about import About, PartOf, note
 from headway.common.wire.message import Message, tag_of
 from headway.testkit.wire import all_messages
 from headway.testkit.wire.table import renewed
@@ -29,15 +29,19 @@ def mentions(hint: Any, wanted: type[Message]) -> bool:
 @each_message
 def test_every_message_has_metadata_of_its_own_and_a_sentence(message: type[Message]) -> None:
     about = vars(message).get("about")
-    assert isinstance(about, About | PartOf), "write about = About(...) or PartOf(...)"
+    assert isinstance(about, About | PartOf), "write about = note(...), request, reply or PartOf"
     assert re.match(r"[A-Z].*\.$", (inspect.getdoc(message) or "").splitlines()[0])
-    if isinstance(about, PartOf):
-        return
-    assert about.sender in typing.get_args(Role) and about.receiver in typing.get_args(Role)
-    assert about.via in (None, *typing.get_args(Role))
-    assert about.kind in typing.get_args(Kind)
-    assert about.transport in typing.get_args(Transport)
-    assert about.rate.strip() and about.on_loss.strip()
+    assert isinstance(about, PartOf) or (about.rate.strip() and about.on_loss.strip())
+
+
+@pytest.mark.parametrize(
+    "way",
+    ["driver -> nobody over tcp: once", "driver -> executor over udp: once", "driver: once", ""],
+)
+def test_a_way_with_an_unknown_role_or_transport_is_refused(way: str) -> None:
+    assert note("driver -> worker via executor over tcp, then ipc: once", "nothing").via
+    with pytest.raises(ValueError, match="does not say how a message travels"):
+        note(way, "nothing")
 
 
 @each_message

@@ -5,8 +5,9 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, cast, get_args
 
 Role = Literal[
     "agent",
@@ -57,3 +58,43 @@ class PartOf:
 
     def __init__(self, *names: str) -> None:
         object.__setattr__(self, "names", names)
+
+
+ROLE = "|".join(get_args(Role))
+WAY = re.compile(
+    rf"(?P<sender>{ROLE}) -> (?P<receiver>{ROLE})( via (?P<via>{ROLE}))?"
+    rf" over (?P<transport>{'|'.join(get_args(Transport))}): (?P<rate>.+)"
+)
+
+
+def note(way: str, on_loss: str) -> About:
+    """``note("driver -> worker via executor over tcp, then ipc: once per recovery", "...")``."""
+    return _about("note", way, on_loss)
+
+
+def request(way: str, on_loss: str = RETRIED) -> About:
+    """``request("console -> driver over tcp: one per user command")``."""
+    return _about("request", way, on_loss)
+
+
+def reply(way: str, on_loss: str = RETRIED) -> About:
+    """``reply("driver -> console over tcp: one per `Command`")``."""
+    return _about("reply", way, on_loss)
+
+
+def _about(kind: Kind, way: str, on_loss: str) -> About:
+    found = WAY.fullmatch(way)
+    if found is None:
+        raise ValueError(
+            f"{way!r} does not say how a message travels; write 'SENDER -> RECEIVER over TRANSPORT:"
+            " HOW OFTEN', with the roles and transports of headway.common.wire.about"
+        )
+    return About(
+        sender=cast("Role", found["sender"]),
+        receiver=cast("Role", found["receiver"]),
+        via=cast("Role | None", found["via"]),
+        kind=kind,
+        transport=cast("Transport", found["transport"]),
+        rate=found["rate"],
+        on_loss=on_loss,
+    )

@@ -2,21 +2,14 @@
 
 from __future__ import annotations
 
-from headway.common.wire.about import RETRIED, About, PartOf
+from headway.common.wire.about import PartOf, note, reply, request
 from headway.common.wire.message import Message
 
 
 class StoreStatus(Message, tag="ckpt_store.status/1"):
     """Asks how far the node's checkpoints have come."""
 
-    about = About(
-        sender="any client",
-        receiver="ckpt_store",
-        kind="request",
-        transport="ipc",
-        rate="on demand",
-        on_loss=RETRIED,
-    )
+    about = request("any client -> ckpt_store over ipc: on demand")
 
 
 class ArenaStatus(Message, tag="ckpt_store.arena_status/1"):
@@ -36,14 +29,7 @@ class ArenaStatus(Message, tag="ckpt_store.arena_status/1"):
 class StoreStatusReply(Message, tag="ckpt_store.status_reply/1"):
     """The state of the node's arenas and of the checkpoints folder."""
 
-    about = About(
-        sender="ckpt_store",
-        receiver="any client",
-        kind="reply",
-        transport="ipc",
-        rate="one per `StoreStatus` or `Flush`",
-        on_loss=RETRIED,
-    )
+    about = reply("ckpt_store -> any client over ipc: one per `StoreStatus` or `Flush`")
 
     run_id: str
     node: int
@@ -79,14 +65,7 @@ class Flush(Message, tag="ckpt_store.flush/1"):
     no rank asks for it: ranks that are paused, evaluate or have ended cannot.
     """
 
-    about = About(
-        sender="any client",
-        receiver="ckpt_store",
-        kind="request",
-        transport="ipc",
-        rate="now and then",
-        on_loss=RETRIED,
-    )
+    about = request("any client -> ckpt_store over ipc: now and then")
 
     newest: bool = False
 
@@ -94,13 +73,9 @@ class Flush(Message, tag="ckpt_store.flush/1"):
 class CheckpointComplete(Message, tag="ckpt_store.complete/1"):
     """A checkpoint is complete on disk: every rank's part and the manifest."""
 
-    about = About(
-        sender="ckpt_store",
-        receiver="executor",
-        kind="note",
-        transport="ipc",
-        rate="once per newest complete checkpoint, also at start",
-        on_loss="`StoreStatus` shows the same",
+    about = note(
+        "ckpt_store -> executor over ipc: once per newest complete checkpoint, also at start",
+        "`StoreStatus` shows the same",
     )
 
     run_id: str
@@ -114,13 +89,8 @@ class CheckpointComplete(Message, tag="ckpt_store.complete/1"):
 class StoreTrouble(Message, tag="ckpt_store.trouble/1"):
     """The store could not write or read something. Training continues."""
 
-    about = About(
-        sender="ckpt_store",
-        receiver="executor",
-        kind="note",
-        transport="ipc",
-        rate="once per problem",
-        on_loss="the log and `StoreStatus` show it too",
+    about = note(
+        "ckpt_store -> executor over ipc: once per problem", "the log and `StoreStatus` show it too"
     )
 
     run_id: str

@@ -4,7 +4,7 @@ Batches travel in rings."""
 from __future__ import annotations
 
 import msgspec
-from headway.common.wire.about import RETRIED, About, PartOf
+from headway.common.wire.about import PartOf, reply, request
 from headway.common.wire.message import Message
 
 
@@ -56,13 +56,9 @@ class StreamSpec(Message, tag="dataloader.stream_spec/1"):
 class OpenStream(Message, tag="dataloader.open_stream/1"):
     """Asks for a ring of batches. Rings of older generations are removed."""
 
-    about = About(
-        sender="worker",
-        receiver="dataloader",
-        kind="request",
-        transport="ipc",
-        rate="one per generation and split",
-        on_loss="the client sends it again and gets the same ring",
+    about = request(
+        "worker -> dataloader over ipc: one per generation and split",
+        "the client sends it again and gets the same ring",
     )
 
     spec: StreamSpec
@@ -74,14 +70,7 @@ class OpenStream(Message, tag="dataloader.open_stream/1"):
 class StreamOpened(Message, tag="dataloader.stream_opened/1"):
     """The ring is ready to be opened."""
 
-    about = About(
-        sender="dataloader",
-        receiver="worker",
-        kind="reply",
-        transport="ipc",
-        rate="one per `OpenStream`",
-        on_loss=RETRIED,
-    )
+    about = reply("dataloader -> worker over ipc: one per `OpenStream`")
 
     path: str
     """The ring's file."""
@@ -93,13 +82,9 @@ class StreamOpened(Message, tag="dataloader.stream_opened/1"):
 class CloseStream(Message, tag="dataloader.close_stream/1"):
     """The ring is no longer read and can be removed. May also be sent as a note."""
 
-    about = About(
-        sender="worker",
-        receiver="dataloader",
-        kind="request",
-        transport="ipc",
-        rate="once per ring",
-        on_loss="the daemon checks twice a second for rings that all readers have left",
+    about = request(
+        "worker -> dataloader over ipc: once per ring",
+        "the daemon checks twice a second for rings that all readers have left",
     )
 
     generation: int
@@ -113,14 +98,7 @@ class CloseStream(Message, tag="dataloader.close_stream/1"):
 class StreamClosed(Message, tag="dataloader.stream_closed/1"):
     """Confirms that the ring is closed."""
 
-    about = About(
-        sender="dataloader",
-        receiver="worker",
-        kind="reply",
-        transport="ipc",
-        rate="one per `CloseStream`",
-        on_loss=RETRIED,
-    )
+    about = reply("dataloader -> worker over ipc: one per `CloseStream`")
 
     was_open: bool
 
@@ -128,14 +106,7 @@ class StreamClosed(Message, tag="dataloader.stream_closed/1"):
 class GetDataStatus(Message, tag="dataloader.get_data_status/1"):
     """Asks which rings the daemon fills and how far it is."""
 
-    about = About(
-        sender="any client",
-        receiver="dataloader",
-        kind="request",
-        transport="ipc",
-        rate="on demand",
-        on_loss=RETRIED,
-    )
+    about = request("any client -> dataloader over ipc: on demand")
 
 
 class StreamStatus(Message, tag="dataloader.stream_status/1"):
@@ -159,14 +130,7 @@ class StreamStatus(Message, tag="dataloader.stream_status/1"):
 class DataStatus(Message, tag="dataloader.data_status/1"):
     """All rings of the daemon and its counters."""
 
-    about = About(
-        sender="dataloader",
-        receiver="any client",
-        kind="reply",
-        transport="ipc",
-        rate="one per `GetDataStatus`",
-        on_loss=RETRIED,
-    )
+    about = reply("dataloader -> any client over ipc: one per `GetDataStatus`")
 
     streams: tuple[StreamStatus, ...]
     num_batches: int

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import msgspec
-from headway.common.wire.about import RETRIED, About, PartOf
+from headway.common.wire.about import PartOf, note, reply, request
 from headway.common.wire.message import Message
 from headway.common.wire.messages.executor import (
     Evaluation,
@@ -22,13 +22,8 @@ class NodeBeat(Message, tag="driver.node_beat/1"):
     node's; otherwise only the step travels.
     """
 
-    about = About(
-        sender="executor",
-        receiver="driver",
-        kind="note",
-        transport="tcp",
-        rate="2 Hz and at every change",
-        on_loss="the next beat carries the same",
+    about = note(
+        "executor -> driver over tcp: 2 Hz and at every change", "the next beat carries the same"
     )
 
     node: int
@@ -66,13 +61,9 @@ class NodeBeat(Message, tag="driver.node_beat/1"):
 class WorkerGone(Message, tag="driver.worker_gone/1"):
     """A worker's process has ended or was stopped."""
 
-    about = About(
-        sender="executor",
-        receiver="driver",
-        kind="note",
-        transport="tcp",
-        rate="once per worker",
-        on_loss="the next `NodeBeat` no longer lists the worker",
+    about = note(
+        "executor -> driver over tcp: once per worker",
+        "the next `NodeBeat` no longer lists the worker",
     )
 
     node: int
@@ -87,13 +78,8 @@ class WorkerGone(Message, tag="driver.worker_gone/1"):
 class Seals(Message, tag="driver.seals/1"):
     """The snapshots that a node's arenas hold."""
 
-    about = About(
-        sender="executor",
-        receiver="driver",
-        kind="note",
-        transport="tcp",
-        rate="one per `ReadSeals`",
-        on_loss="the driver sends `ReadSeals` again",
+    about = note(
+        "executor -> driver over tcp: one per `ReadSeals`", "the driver sends `ReadSeals` again"
     )
 
     node: int
@@ -109,13 +95,9 @@ class Seals(Message, tag="driver.seals/1"):
 class Report(Message, tag="driver.report/1"):
     """A result of the run that the driver writes to the journal."""
 
-    about = About(
-        sender="executor",
-        receiver="driver",
-        kind="note",
-        transport="tcp",
-        rate="one per step, evaluation or sample",
-        on_loss="repeated until `DriverBeat` acknowledges it",
+    about = note(
+        "executor -> driver over tcp: one per step, evaluation or sample",
+        "repeated until `DriverBeat` acknowledges it",
     )
 
     node: int
@@ -135,13 +117,9 @@ class Report(Message, tag="driver.report/1"):
 class Relay(Message, tag="driver.relay/1"):
     """Passes on what a worker reported about its generation."""
 
-    about = About(
-        sender="executor",
-        receiver="driver",
-        kind="note",
-        transport="tcp",
-        rate="on each event of a worker",
-        on_loss="a later beat shows it, or a time limit starts a new generation",
+    about = note(
+        "executor -> driver over tcp: on each event of a worker",
+        "a later beat shows it, or a time limit starts a new generation",
     )
 
     node: int
@@ -152,13 +130,9 @@ class Relay(Message, tag="driver.relay/1"):
 class Command(Message, tag="driver.command/1"):
     """A user's command that steers the run."""
 
-    about = About(
-        sender="console",
-        receiver="driver",
-        kind="request",
-        transport="tcp",
-        rate="one per user command",
-        on_loss="sent again; the same `id` is carried out once",
+    about = request(
+        "console -> driver over tcp: one per user command",
+        "sent again; the same `id` is carried out once",
     )
 
     id: str
@@ -190,13 +164,9 @@ class Command(Message, tag="driver.command/1"):
 class Accepted(Message, tag="driver.accepted/1"):
     """The command is in the journal; ``sequence`` is 0 for commands that ranks do not apply."""
 
-    about = About(
-        sender="driver",
-        receiver="console",
-        kind="reply",
-        transport="tcp",
-        rate="one per `Command`",
-        on_loss="the command is sent again with the same `id` and answered the same",
+    about = reply(
+        "driver -> console over tcp: one per `Command`",
+        "the command is sent again with the same `id` and answered the same",
     )
 
     sequence: int
@@ -208,14 +178,7 @@ class MonitorBeat(Message, tag="driver.monitor_beat/1"):
     The driver accepts only the monitor of its own node and passes the address on in ``DriverBeat``.
     """
 
-    about = About(
-        sender="monitor",
-        receiver="driver",
-        kind="note",
-        transport="tcp",
-        rate="1 Hz",
-        on_loss="the next beat carries the same",
-    )
+    about = note("monitor -> driver over tcp: 1 Hz", "the next beat carries the same")
 
     run_id: str
     node: int
@@ -227,14 +190,7 @@ class MonitorBeat(Message, tag="driver.monitor_beat/1"):
 class GetStatus(Message, tag="driver.get_status/1"):
     """Asks for the state of the run."""
 
-    about = About(
-        sender="console",
-        receiver="driver",
-        kind="request",
-        transport="tcp",
-        rate="about 1 Hz while the run is watched",
-        on_loss=RETRIED,
-    )
+    about = request("console -> driver over tcp: about 1 Hz while the run is watched")
 
     first_rank: int = 0
     num_ranks: int = 1024
@@ -262,14 +218,7 @@ class RankStatus(Message, tag="driver.rank_status/1"):
 class Status(Message, tag="driver.status/1"):
     """The state of the run, with the ranks that were asked for."""
 
-    about = About(
-        sender="driver",
-        receiver="console",
-        kind="reply",
-        transport="tcp",
-        rate="one per `GetStatus`",
-        on_loss=RETRIED,
-    )
+    about = reply("driver -> console over tcp: one per `GetStatus`")
 
     name: str
     phase: str
@@ -304,13 +253,9 @@ class Status(Message, tag="driver.status/1"):
 class Join(Message, tag="driver.join/1"):
     """Asks to be a node of the run; the token, not the client's key, admits it."""
 
-    about = About(
-        sender="node",
-        receiver="driver",
-        kind="request",
-        transport="tcp",
-        rate="once per node and boot",
-        on_loss="sent again; the same node gets the same answer",
+    about = request(
+        "node -> driver over tcp: once per node and boot",
+        "sent again; the same node gets the same answer",
     )
 
     node: int
@@ -342,14 +287,7 @@ class Join(Message, tag="driver.join/1"):
 class Joined(Message, tag="driver.joined/1"):
     """The machine is a node of the run."""
 
-    about = About(
-        sender="driver",
-        receiver="node",
-        kind="reply",
-        transport="tcp",
-        rate="one per `Join`",
-        on_loss=RETRIED,
-    )
+    about = reply("driver -> node over tcp: one per `Join`")
 
     node: int
     epoch: int

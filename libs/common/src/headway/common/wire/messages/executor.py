@@ -3,7 +3,7 @@ console over CURVE tcp."""
 
 from __future__ import annotations
 
-from headway.common.wire.about import RETRIED, About
+from headway.common.wire.about import note, reply, request
 from headway.common.wire.message import Message
 from headway.common.wire.messages.worker import Assign, Steer
 
@@ -11,13 +11,9 @@ from headway.common.wire.messages.worker import Assign, Steer
 class WorkerBeat(Message, tag="executor.worker_beat/1"):
     """The state of a worker: its generation, rank, step and steering commands."""
 
-    about = About(
-        sender="worker",
-        receiver="executor",
-        kind="note",
-        transport="ipc",
-        rate="2 Hz and at every change of status",
-        on_loss="the next beat carries the same",
+    about = note(
+        "worker -> executor over ipc: 2 Hz and at every change of status",
+        "the next beat carries the same",
     )
 
     worker: str
@@ -53,14 +49,9 @@ class WorkerBeat(Message, tag="executor.worker_beat/1"):
 class StoreOpened(Message, tag="executor.store_opened/1"):
     """The address at which the ranks of a generation meet."""
 
-    about = About(
-        sender="worker",
-        receiver="driver",
-        via="executor",
-        kind="note",
-        transport="ipc, then tcp",
-        rate="once per generation, by rank 0",
-        on_loss="`join_timeout_s` ends the generation and a new one begins",
+    about = note(
+        "worker -> driver via executor over ipc, then tcp: once per generation, by rank 0",
+        "`join_timeout_s` ends the generation and a new one begins",
     )
 
     generation: int
@@ -73,14 +64,9 @@ class StoreOpened(Message, tag="executor.store_opened/1"):
 class LeftGeneration(Message, tag="executor.left_generation/1"):
     """A worker has left its generation, and why."""
 
-    about = About(
-        sender="worker",
-        receiver="driver",
-        via="executor",
-        kind="note",
-        transport="ipc, then tcp",
-        rate="once per generation that it leaves",
-        on_loss="the next `WorkerBeat` shows that the worker has left",
+    about = note(
+        "worker -> driver via executor over ipc, then tcp: once per generation that it leaves",
+        "the next `WorkerBeat` shows that the worker has left",
     )
 
     worker: str
@@ -108,15 +94,10 @@ class LeftGeneration(Message, tag="executor.left_generation/1"):
 class StepMetrics(Message, tag="executor.step_metrics/1"):
     """The results of one optimizer step."""
 
-    about = About(
-        sender="worker",
-        receiver="driver",
-        via="executor",
-        kind="note",
-        transport="ipc, then tcp",
-        rate="one per step, by the reporting rank",
-        on_loss="a gap in the curves; the executor keeps it while no driver answers, other ranks "
-        "until it is stored",
+    about = note(
+        "worker -> driver via executor over ipc, then tcp: one per step, by the reporting rank",
+        "a gap in the curves; the executor keeps it while no driver answers, other ranks until "
+        "it is stored",
     )
 
     generation: int
@@ -137,14 +118,10 @@ class StepMetrics(Message, tag="executor.step_metrics/1"):
 class Evaluation(Message, tag="executor.evaluation/1"):
     """The result of one evaluation on the validation split."""
 
-    about = About(
-        sender="worker",
-        receiver="driver",
-        via="executor",
-        kind="note",
-        transport="ipc, then tcp",
-        rate="one per evaluation, by the reporting rank",
-        on_loss="a gap in the curve; the executor keeps it while no driver answers",
+    about = note(
+        "worker -> driver via executor over ipc, then tcp: one per evaluation, by the reporting"
+        " rank",
+        "a gap in the curve; the executor keeps it while no driver answers",
     )
 
     generation: int
@@ -159,14 +136,10 @@ class Evaluation(Message, tag="executor.evaluation/1"):
 class Sample(Message, tag="executor.sample/1"):
     """Tokens that the model generated."""
 
-    about = About(
-        sender="worker",
-        receiver="driver",
-        via="executor",
-        kind="note",
-        transport="ipc, then tcp",
-        rate="one per `sample` command and one at the end of a run, by the reporting rank",
-        on_loss="the sample is missing; the executor keeps it while no driver answers",
+    about = note(
+        "worker -> driver via executor over ipc, then tcp: one per `sample` command and one at "
+        "the end of a run, by the reporting rank",
+        "the sample is missing; the executor keeps it while no driver answers",
     )
 
     generation: int
@@ -182,13 +155,9 @@ class Sample(Message, tag="executor.sample/1"):
 class DriverBeat(Message, tag="executor.driver_beat/1"):
     """What the driver wants of a node, and up to where it has stored the node's reports."""
 
-    about = About(
-        sender="driver",
-        receiver="executor",
-        kind="note",
-        transport="tcp",
-        rate="one per `NodeBeat`, and when a field changes",
-        on_loss="the next beat carries the same; long silence makes the executor check the lease",
+    about = note(
+        "driver -> executor over tcp: one per `NodeBeat`, and when a field changes",
+        "the next beat carries the same; long silence makes the executor check the lease",
     )
 
     epoch: int
@@ -218,13 +187,9 @@ class DriverBeat(Message, tag="executor.driver_beat/1"):
 class ToWorker(Message, tag="executor.to_worker/1"):
     """An order for one worker, which the executor passes on."""
 
-    about = About(
-        sender="driver",
-        receiver="executor",
-        kind="note",
-        transport="tcp",
-        rate="one per order",
-        on_loss="the driver repeats it until a beat shows its effect",
+    about = note(
+        "driver -> executor over tcp: one per order",
+        "the driver repeats it until a beat shows its effect",
     )
 
     epoch: int
@@ -242,13 +207,9 @@ class ToWorker(Message, tag="executor.to_worker/1"):
 class KillWorker(Message, tag="executor.kill_worker/1"):
     """Asks the executor to end a worker with SIGKILL."""
 
-    about = About(
-        sender="driver",
-        receiver="executor",
-        kind="note",
-        transport="tcp",
-        rate="one per worker and recovery",
-        on_loss="repeated until the worker is gone",
+    about = note(
+        "driver -> executor over tcp: one per worker and recovery",
+        "repeated until the worker is gone",
     )
 
     epoch: int
@@ -262,13 +223,10 @@ class SaveSnapshots(Message, tag="executor.save_snapshots/1"):
     The ranks are not needed: an end was announced, and they do not step.
     """
 
-    about = About(
-        sender="driver",
-        receiver="executor",
-        kind="note",
-        transport="tcp",
-        rate="while an announced end waits for ranks that do not step, and at the driver's end",
-        on_loss="the driver sends it again; a store that is asked to end does it by itself",
+    about = note(
+        "driver -> executor over tcp: while an announced end waits for ranks that do not step, "
+        "and at the driver's end",
+        "the driver sends it again; a store that is asked to end does it by itself",
     )
 
     epoch: int
@@ -278,14 +236,7 @@ class SaveSnapshots(Message, tag="executor.save_snapshots/1"):
 class ReadSeals(Message, tag="executor.read_seals/1"):
     """Asks which snapshots the node's arenas hold."""
 
-    about = About(
-        sender="driver",
-        receiver="executor",
-        kind="note",
-        transport="tcp",
-        rate="once per recovery",
-        on_loss="repeated until `Seals` arrives",
-    )
+    about = note("driver -> executor over tcp: once per recovery", "repeated until `Seals` arrives")
 
     epoch: int
     generation: int
@@ -295,13 +246,9 @@ class ReadSeals(Message, tag="executor.read_seals/1"):
 class RestartService(Message, tag="executor.restart_service/1"):
     """Asks the executor to end a service of the node and to start it again."""
 
-    about = About(
-        sender="driver",
-        receiver="executor",
-        kind="note",
-        transport="tcp",
-        rate="when a verdict blames a service",
-        on_loss="the verdict repeats until it is answered",
+    about = note(
+        "driver -> executor over tcp: when a verdict blames a service",
+        "the verdict repeats until it is answered",
     )
 
     run_id: str
@@ -315,13 +262,9 @@ class RestartService(Message, tag="executor.restart_service/1"):
 class StopRun(Message, tag="executor.stop_run/1"):
     """The run has ended: stop its processes on the node, save events and clean up."""
 
-    about = About(
-        sender="console or driver",
-        receiver="executor",
-        kind="note",
-        transport="tcp",
-        rate="once at the end of a run",
-        on_loss="the driver repeats it while it is running, then the engine stops the node",
+    about = note(
+        "console or driver -> executor over tcp: once at the end of a run",
+        "the driver repeats it while it is running, then the engine stops the node",
     )
 
     epoch: int
@@ -332,13 +275,8 @@ class StopRun(Message, tag="executor.stop_run/1"):
 class AttachRun(Message, tag="executor.attach_run/1"):
     """Asks a node to carry a run. Refused while the node carries another one."""
 
-    about = About(
-        sender="console",
-        receiver="executor",
-        kind="request",
-        transport="tcp",
-        rate="once per run and node",
-        on_loss="sent again; harmless twice",
+    about = request(
+        "console -> executor over tcp: once per run and node", "sent again; harmless twice"
     )
 
     run_dir: str
@@ -349,14 +287,7 @@ class AttachRun(Message, tag="executor.attach_run/1"):
 class Attached(Message, tag="executor.attached/1"):
     """The node carries the run."""
 
-    about = About(
-        sender="executor",
-        receiver="console",
-        kind="reply",
-        transport="tcp",
-        rate="one per `AttachRun`",
-        on_loss=RETRIED,
-    )
+    about = reply("executor -> console over tcp: one per `AttachRun`")
 
     node: int
 
@@ -364,14 +295,7 @@ class Attached(Message, tag="executor.attached/1"):
 class Inject(Message, tag="executor.inject/1"):
     """Breaks something on purpose, at most once."""
 
-    about = About(
-        sender="driver",
-        receiver="executor",
-        kind="note",
-        transport="tcp",
-        rate="one per drill",
-        on_loss="the drill does not happen",
-    )
+    about = note("driver -> executor over tcp: one per drill", "the drill does not happen")
 
     epoch: int
     target: str

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from headway.common.wire.about import RETRIED, About, PartOf
+from headway.common.wire.about import PartOf, reply, request
 from headway.common.wire.message import Message
 
 Cell = int | float | str | None
@@ -12,27 +12,13 @@ Cell = int | float | str | None
 class ListRuns(Message, tag="gateway.list_runs/1"):
     """Asks which runs there are."""
 
-    about = About(
-        sender="console",
-        receiver="gateway",
-        kind="request",
-        transport="tcp",
-        rate="on `headway attach`",
-        on_loss=RETRIED,
-    )
+    about = request("console -> gateway over tcp: on `headway attach`")
 
 
 class RunNames(Message, tag="gateway.run_names/1"):
     """The runs, the oldest first."""
 
-    about = About(
-        sender="gateway",
-        receiver="console",
-        kind="reply",
-        transport="tcp",
-        rate="one per `ListRuns`",
-        on_loss=RETRIED,
-    )
+    about = reply("gateway -> console over tcp: one per `ListRuns`")
 
     names: tuple[str, ...]
 
@@ -40,13 +26,8 @@ class RunNames(Message, tag="gateway.run_names/1"):
 class DescribeRun(Message, tag="gateway.describe_run/1"):
     """What does not stand in the run's journal."""
 
-    about = About(
-        sender="console",
-        receiver="gateway",
-        kind="request",
-        transport="tcp",
-        rate="at most twice a second while a command looks at the run",
-        on_loss=RETRIED,
+    about = request(
+        "console -> gateway over tcp: at most twice a second while a command looks at the run"
     )
 
     run: str
@@ -55,14 +36,7 @@ class DescribeRun(Message, tag="gateway.describe_run/1"):
 class RunFacts(Message, tag="gateway.run_facts/1"):
     """A run, as seen where it was started."""
 
-    about = About(
-        sender="gateway",
-        receiver="console",
-        kind="reply",
-        transport="tcp",
-        rate="one per `DescribeRun`",
-        on_loss=RETRIED,
-    )
+    about = reply("gateway -> console over tcp: one per `DescribeRun`")
 
     record: str
     """Text of ``run.json``."""
@@ -78,14 +52,7 @@ class RunFacts(Message, tag="gateway.run_facts/1"):
 class ReadJournal(Message, tag="gateway.read_journal/1"):
     """One of the named reads of a run's journal (`controller/journal/reads.py`)."""
 
-    about = About(
-        sender="console",
-        receiver="gateway",
-        kind="request",
-        transport="tcp",
-        rate="several per command that looks at the run",
-        on_loss=RETRIED,
-    )
+    about = request("console -> gateway over tcp: several per command that looks at the run")
 
     run: str
     read: str
@@ -97,14 +64,7 @@ class ReadJournal(Message, tag="gateway.read_journal/1"):
 class Rows(Message, tag="gateway.rows/1"):
     """The next rows of a query, as many as fit."""
 
-    about = About(
-        sender="gateway",
-        receiver="console",
-        kind="reply",
-        transport="tcp",
-        rate="one per `ReadJournal`",
-        on_loss=RETRIED,
-    )
+    about = reply("gateway -> console over tcp: one per `ReadJournal`")
 
     rows: tuple[tuple[Cell, ...], ...]
     has_more: bool = False
@@ -113,14 +73,7 @@ class Rows(Message, tag="gateway.rows/1"):
 class Forward(Message, tag="gateway.forward/1"):
     """A request for the run's driver."""
 
-    about = About(
-        sender="console",
-        receiver="gateway",
-        kind="request",
-        transport="tcp",
-        rate="one per request of the console",
-        on_loss=RETRIED,
-    )
+    about = request("console -> gateway over tcp: one per request of the console")
 
     run: str
     body: bytes
@@ -130,14 +83,7 @@ class Forward(Message, tag="gateway.forward/1"):
 class Forwarded(Message, tag="gateway.forwarded/1"):
     """What the driver answered."""
 
-    about = About(
-        sender="gateway",
-        receiver="console",
-        kind="reply",
-        transport="tcp",
-        rate="one per `Forward`",
-        on_loss=RETRIED,
-    )
+    about = reply("gateway -> console over tcp: one per `Forward`")
 
     body: bytes
 
@@ -145,13 +91,9 @@ class Forwarded(Message, tag="gateway.forwarded/1"):
 class ListFiles(Message, tag="gateway.list_files/1"):
     """Asks for the logs and records of steps, which are fetched from the machines before."""
 
-    about = About(
-        sender="console",
-        receiver="gateway",
-        kind="request",
-        transport="tcp",
-        rate="twice a second until `Files.is_fetched`, when logs or records of steps are read",
-        on_loss=RETRIED,
+    about = request(
+        "console -> gateway over tcp: twice a second until `Files.is_fetched`, when logs or "
+        "records of steps are read",
     )
 
     run: str
@@ -174,14 +116,7 @@ class FileFacts(Message, tag="gateway.file_facts/1"):
 class Files(Message, tag="gateway.files/1"):
     """The files of a run that a console may read."""
 
-    about = About(
-        sender="gateway",
-        receiver="console",
-        kind="reply",
-        transport="tcp",
-        rate="one per `ListFiles`",
-        on_loss=RETRIED,
-    )
+    about = reply("gateway -> console over tcp: one per `ListFiles`")
 
     files: tuple[FileFacts, ...]
     is_fetched: bool
@@ -193,14 +128,7 @@ class Files(Message, tag="gateway.files/1"):
 class ReadFile(Message, tag="gateway.read_file/1"):
     """The next bytes of a file."""
 
-    about = About(
-        sender="console",
-        receiver="gateway",
-        kind="request",
-        transport="tcp",
-        rate="until the file is complete",
-        on_loss=RETRIED,
-    )
+    about = request("console -> gateway over tcp: until the file is complete")
 
     run: str
     path: str
@@ -210,13 +138,6 @@ class ReadFile(Message, tag="gateway.read_file/1"):
 class Piece(Message, tag="gateway.piece/1"):
     """Bytes of a file; none at its end."""
 
-    about = About(
-        sender="gateway",
-        receiver="console",
-        kind="reply",
-        transport="tcp",
-        rate="one per `ReadFile`",
-        on_loss=RETRIED,
-    )
+    about = reply("gateway -> console over tcp: one per `ReadFile`")
 
     data: bytes

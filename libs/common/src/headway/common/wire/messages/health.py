@@ -4,7 +4,7 @@ from them (verdicts)."""
 from __future__ import annotations
 
 import msgspec
-from headway.common.wire.about import About, PartOf
+from headway.common.wire.about import PartOf, note
 from headway.common.wire.message import Message
 
 
@@ -124,14 +124,7 @@ class SilentPeer(Message, tag="health.silent_peer/1"):
 class AgentBeat(Message, tag="health.agent_beat/1"):
     """The complete state of a node, as its agent sees it."""
 
-    about = About(
-        sender="agent",
-        receiver="monitor",
-        kind="note",
-        transport="tcp",
-        rate="2 Hz",
-        on_loss="the next beat carries the whole state again",
-    )
+    about = note("agent -> monitor over tcp: 2 Hz", "the next beat carries the whole state again")
 
     run_id: str
     node: int
@@ -172,13 +165,9 @@ class Verdict(Message, tag="health.verdict/1"):
     ``VerdictTaken`` says what the driver did.
     """
 
-    about = About(
-        sender="monitor",
-        receiver="driver",
-        kind="note",
-        transport="tcp",
-        rate="once a second while open and unanswered",
-        on_loss="it arrives with the next repetition",
+    about = note(
+        "monitor -> driver over tcp: once a second while open and unanswered",
+        "it arrives with the next repetition",
     )
 
     id: str
@@ -215,13 +204,9 @@ class Verdict(Message, tag="health.verdict/1"):
 class VerdictTaken(Message, tag="health.verdict_taken/1"):
     """What the driver did about a verdict."""
 
-    about = About(
-        sender="driver",
-        receiver="monitor",
-        kind="note",
-        transport="tcp",
-        rate="one per open `Verdict` received",
-        on_loss="sent again when the verdict repeats",
+    about = note(
+        "driver -> monitor over tcp: one per open `Verdict` received",
+        "sent again when the verdict repeats",
     )
 
     id: str

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from headway.common.wire.about import RETRIED, About
+from headway.common.wire.about import note, reply, request
 from headway.common.wire.message import Message
 
 State = dict[str, str | int | float | bool | None]
@@ -11,14 +11,7 @@ State = dict[str, str | int | float | bool | None]
 class Failure(Message, tag="service.failure/1"):
     """The request was refused, with the reason and a remedy; sent with kind ``err``."""
 
-    about = About(
-        sender="any service",
-        receiver="any client",
-        kind="reply",
-        transport="ipc or tcp",
-        rate="one per refused request",
-        on_loss=RETRIED,
-    )
+    about = reply("any service -> any client over ipc or tcp: one per refused request")
 
     code: str
     message: str
@@ -28,40 +21,19 @@ class Failure(Message, tag="service.failure/1"):
 class Done(Message, tag="service.done/1"):
     """The request was carried out and has no result."""
 
-    about = About(
-        sender="any service",
-        receiver="any client",
-        kind="reply",
-        transport="ipc or tcp",
-        rate="one per request without a result",
-        on_loss=RETRIED,
-    )
+    about = reply("any service -> any client over ipc or tcp: one per request without a result")
 
 
 class Ping(Message, tag="service.ping/1"):
     """Asks whether a service answers."""
 
-    about = About(
-        sender="any client",
-        receiver="any service",
-        kind="request",
-        transport="ipc or tcp",
-        rate="on demand",
-        on_loss=RETRIED,
-    )
+    about = request("any client -> any service over ipc or tcp: on demand")
 
 
 class Pong(Message, tag="service.pong/1"):
     """Which process answered, and for how long it has been running."""
 
-    about = About(
-        sender="any service",
-        receiver="any client",
-        kind="reply",
-        transport="ipc or tcp",
-        rate="one per `Ping`",
-        on_loss=RETRIED,
-    )
+    about = reply("any service -> any client over ipc or tcp: one per `Ping`")
 
     name: str
     pid: int
@@ -73,27 +45,13 @@ class Pong(Message, tag="service.pong/1"):
 class Describe(Message, tag="service.describe/1"):
     """Asks a service about itself."""
 
-    about = About(
-        sender="console",
-        receiver="any service",
-        kind="request",
-        transport="ipc or tcp",
-        rate="on demand",
-        on_loss=RETRIED,
-    )
+    about = request("console -> any service over ipc or tcp: on demand")
 
 
 class Description(Message, tag="service.description/1"):
     """The tags of the messages that a service accepts, and its state."""
 
-    about = About(
-        sender="any service",
-        receiver="console",
-        kind="reply",
-        transport="ipc or tcp",
-        rate="one per `Describe`",
-        on_loss=RETRIED,
-    )
+    about = reply("any service -> console over ipc or tcp: one per `Describe`")
 
     name: str
     version: str
@@ -105,26 +63,17 @@ class Description(Message, tag="service.description/1"):
 class Drain(Message, tag="service.drain/1"):
     """Asks a service to finish the work it holds and to exit with code 0."""
 
-    about = About(
-        sender="console or executor",
-        receiver="any service",
-        kind="request",
-        transport="ipc or tcp",
-        rate="once, at the end of the service",
-        on_loss=RETRIED,
+    about = request(
+        "console or executor -> any service over ipc or tcp: once, at the end of the service"
     )
 
 
 class Drained(Message, tag="service.drained/1"):
     """The service will exit; with ``done`` False only after the work that is left."""
 
-    about = About(
-        sender="any service",
-        receiver="console or executor",
-        kind="reply",
-        transport="ipc or tcp",
-        rate="one per `Drain`",
-        on_loss="sent again, or the exit of the process is seen",
+    about = reply(
+        "any service -> console or executor over ipc or tcp: one per `Drain`",
+        "sent again, or the exit of the process is seen",
     )
 
     done: bool
@@ -139,13 +88,9 @@ class ServiceBeat(Message, tag="service.beat/1"):
     callback since the last beat.
     """
 
-    about = About(
-        sender="any service",
-        receiver="executor",
-        kind="note",
-        transport="ipc",
-        rate="one per `Beat.period_s`",
-        on_loss="the next beat carries the same",
+    about = note(
+        "any service -> executor over ipc: one per `Beat.period_s`",
+        "the next beat carries the same",
     )
 
     name: str

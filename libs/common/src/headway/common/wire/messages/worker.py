@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from headway.common.wire.about import About, PartOf
+from headway.common.wire.about import PartOf, note
 from headway.common.wire.message import Message
 
 
@@ -31,14 +31,9 @@ class Restore(Message, tag="worker.restore/1"):
 class Steer(Message, tag="worker.steer/1"):
     """A user's command that all ranks apply at the same step."""
 
-    about = About(
-        sender="driver",
-        receiver="worker",
-        via="executor",
-        kind="note",
-        transport="tcp, then ipc",
-        rate="one per command",
-        on_loss="the driver repeats it until the worker acknowledges it",
+    about = note(
+        "driver -> worker via executor over tcp, then ipc: one per command",
+        "the driver repeats it until the worker acknowledges it",
     )
 
     sequence: int
@@ -60,14 +55,9 @@ class Steer(Message, tag="worker.steer/1"):
 class Assign(Message, tag="worker.assign/1"):
     """Makes a worker take a rank of a new generation."""
 
-    about = About(
-        sender="driver",
-        receiver="worker",
-        via="executor",
-        kind="note",
-        transport="tcp, then ipc",
-        rate="once per generation",
-        on_loss="the driver repeats it until the worker reports joining",
+    about = note(
+        "driver -> worker via executor over tcp, then ipc: once per generation",
+        "the driver repeats it until the worker reports joining",
     )
 
     generation: int
@@ -82,14 +72,9 @@ class Assign(Message, tag="worker.assign/1"):
 class StoreAddress(Message, tag="worker.store_address/1"):
     """Where the ranks of the generation meet: the store that rank 0 opened."""
 
-    about = About(
-        sender="driver",
-        receiver="worker",
-        via="executor",
-        kind="note",
-        transport="tcp, then ipc",
-        rate="once per generation",
-        on_loss="the driver repeats it until the worker has joined",
+    about = note(
+        "driver -> worker via executor over tcp, then ipc: once per generation",
+        "the driver repeats it until the worker has joined",
     )
 
     generation: int
@@ -102,14 +87,9 @@ class StoreAddress(Message, tag="worker.store_address/1"):
 class Abort(Message, tag="worker.abort/1"):
     """Makes a worker leave every generation up to this one."""
 
-    about = About(
-        sender="driver",
-        receiver="worker",
-        via="executor",
-        kind="note",
-        transport="tcp, then ipc",
-        rate="once per recovery",
-        on_loss="the driver repeats it until the worker has left",
+    about = note(
+        "driver -> worker via executor over tcp, then ipc: once per recovery",
+        "the driver repeats it until the worker has left",
     )
 
     generation: int
@@ -118,26 +98,18 @@ class Abort(Message, tag="worker.abort/1"):
 class Quit(Message, tag="worker.quit/1"):
     """Makes a worker exit now."""
 
-    about = About(
-        sender="executor",
-        receiver="worker",
-        kind="note",
-        transport="ipc",
-        rate="once",
-        on_loss="lost only with the executor, whose successor sends it again",
+    about = note(
+        "executor -> worker over ipc: once",
+        "lost only with the executor, whose successor sends it again",
     )
 
 
 class Acknowledged(Message, tag="worker.acknowledged/1"):
     """Confirms a worker's beat, and which of its metrics are stored."""
 
-    about = About(
-        sender="executor",
-        receiver="worker",
-        kind="note",
-        transport="ipc",
-        rate="one per `WorkerBeat`",
-        on_loss="tolerated; a worker that gets none for `orphan_limit_s` exits",
+    about = note(
+        "executor -> worker over ipc: one per `WorkerBeat`",
+        "tolerated; a worker that gets none for `orphan_limit_s` exits",
     )
 
     stored: tuple[int, int] = (-1, -1)
