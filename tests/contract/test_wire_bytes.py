@@ -112,7 +112,7 @@ def test_not_a_number_and_infinities_survive_the_wire() -> None:
 def test_any_envelope_survives_the_wire(kind: codec.Kind, request_id: int, body: bytes) -> None:
     frame = codec.encode_frame(kind, request_id, body)
     assert codec.decode_frame(frame) == codec.Envelope(2, kind, request_id, body)
-    assert codec.read_head(frame) == (1, request_id)
+    assert codec.read_head(frame) == (2, request_id)
 
 
 def test_the_helper_adds_what_is_missing_and_leaves_the_rest(tmp_path: Path) -> None:

@@ -123,7 +123,7 @@ def gone(rank: int, pid: int) -> WorkerSignals:
 def forged(pid: int) -> AgentBeat:
     """A later start than any agent's, so the monitor would take it for the newest of its node."""
     return AgentBeat(
-        run_id=RUN_ID, node=NODE, pid=1, start_ticks=2**62, sequence=1, sent_at_ns=1,
+        run_id=RUN_ID, node=NODE, pid=1, start_ticks=2**62, sequence=1,
         workers=(gone(0, pid),),
     )  # fmt: skip
 

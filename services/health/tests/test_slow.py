@@ -89,7 +89,7 @@ class Training:
         sequence = round(self.now_s * 2)
         return AgentBeat(
             run_id=RUN_ID, node=node, pid=1, start_ticks=1, sequence=sequence,
-            sent_at_ns=round(self.now_s * 1e9), workers=workers,
+            workers=workers,
         )  # fmt: skip
 
 

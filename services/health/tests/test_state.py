@@ -360,7 +360,6 @@ def _beat(node: int, sequence: int, workers: tuple[WorkerSignals, ...]) -> Agent
         pid=1,
         start_ticks=1,
         sequence=sequence,
-        sent_at_ns=0,
         workers=workers,
     )
 

@@ -24,7 +24,7 @@ sys.stdin.readline()
 
 
 def answer(_message: Ping, _peer: bytes) -> Pong:
-    return Pong(name="successor", pid=1, start_ticks=1, run_id="", uptime_s=0.0)
+    return Pong(name="successor", pid=1, start_ticks=1, run_id="")
 
 
 def fill(path: Path, open_: contextlib.ExitStack) -> None:

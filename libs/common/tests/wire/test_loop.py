@@ -212,19 +212,6 @@ def test_other_signals_of_the_service_do_not_end_it(loop: Loop) -> None:
     assert late == [1]
 
 
-def test_the_longest_callback_is_named_once(loop: Loop) -> None:
-    def dawdle() -> None:
-        time.sleep(0.05)
-
-    loop.after(0.0, dawdle)
-    loop.after(0.06, loop.end)
-    loop.run()
-    name, seconds = loop.take_slowest()
-    assert name.endswith("dawdle")
-    assert seconds >= 0.05
-    assert loop.take_slowest() == ("", 0.0)
-
-
 def test_the_first_complaint_of_each_kind_passes_then_one_a_period_with_the_number_held_back(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

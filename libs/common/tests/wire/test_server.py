@@ -7,7 +7,6 @@ import socket
 import struct
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -247,22 +246,6 @@ def test_a_reply_may_come_later_and_then_answers_every_retry(is_refused: bool) -
         assert replies[0] == replies[1]
         assert msgpack.unpackb(replies[0])[1:3] == ["err" if is_refused else "rep", 9]
     assert len(deferred) == 1
-
-
-def test_the_longest_handler_is_named_once() -> None:
-    def dawdle(message: Count, _peer: bytes) -> None:
-        time.sleep(0.02 if not slept else 0.0)
-        slept.append(message)
-
-    slept: list[Count] = []
-    with serving(Server("tcp://127.0.0.1:0", {Count: dawdle})) as server:
-        with dealer(server.endpoint) as raw:
-            for number in (1, 2):
-                raw.send(codec.encode_frame("req", number, codec.encode(Count())))
-                raw.recv()
-        tag, seconds = server.take_slowest()
-        assert tag == "test.count/1" and seconds >= 0.02
-        assert server.take_slowest() == ("", 0.0)
 
 
 def test_bad_input_is_counted_by_kind_and_valid_requests_go_on() -> None:

@@ -19,7 +19,6 @@ from headway.common.errors import InputError, RemoteError
 from headway.common.node.process import ProcessId
 from headway.common.node.testing import child_environment, wait_until
 from headway.common.wire.client import Client
-from headway.common.wire.codec import PROTOCOL_VERSION
 from headway.common.wire.message import Message
 from headway.common.wire.messages.service import (
     Describe,
@@ -78,7 +77,6 @@ def test_every_service_answers_ping_and_describe(sock_dir: Path) -> None:
         )
         description = client.call(Describe(), Description)
         assert description.name == "store"
-        assert description.protocol == PROTOCOL_VERSION
         assert description.messages == sorted(
             ["service.describe/1", "service.drain/1", "service.ping/1", "test.work/1"]
         )
@@ -108,7 +106,7 @@ def test_beats_tell_who_and_whether_useful_work_is_done(sock_dir: Path) -> None:
         assert numbers == list(range(numbers[0], numbers[0] + len(numbers)))
 
 
-def test_a_handler_that_takes_long_holds_the_beat_and_is_named_in_the_next(sock_dir: Path) -> None:
+def test_a_handler_that_takes_long_holds_the_beats(sock_dir: Path) -> None:
     with listening(sock_dir) as (endpoint, beats):
         server = Server(f"ipc://{sock_dir}/a.sock", {Work: dawdle})
         service = Service(
@@ -116,10 +114,9 @@ def test_a_handler_that_takes_long_holds_the_beat_and_is_named_in_the_next(sock_
         )
         with running(service), Client(server.endpoint) as client:
             wait_until(lambda: len(beats) >= 2)
-            client.call(Work(seconds=0.3), Done)
-            wait_until(lambda: any(beat.slowest_s >= 0.3 for beat in beats))
-        slow = next(beat for beat in beats if beat.slowest_s >= 0.3)
-        assert slow.slowest == "test.work/1"
+            before = beats[-1].alive_seq
+            client.call(Work(seconds=0.5), Done)
+            assert beats[-1].alive_seq - before < 25  # 50 if they went on
 
 
 def test_beats_go_on_without_an_executor_and_reach_the_next_one(sock_dir: Path) -> None:

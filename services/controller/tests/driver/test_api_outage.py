@@ -135,9 +135,7 @@ def _turn(node: NodeRun, *, epoch: int = 0) -> bool:
     node.look()
     node.look_at_folder()
     if epoch:
-        beat = DriverBeat(
-            run_id=node.run.run_id, epoch=epoch, host_node=0, refill=False, active=True
-        )
+        beat = DriverBeat(run_id=node.run.run_id, epoch=epoch, refill=False, active=True)
         node.handle(DriverReported(beat))
     return True
 

@@ -36,7 +36,6 @@ class Store:
             checkpoints="",
             arenas=(ArenaStatus(rank=0, committed_step=7, durable_step=-1),),
             complete_step=complete,
-            complete_generation=0,
             bytes_written=0,
             errors=0,
             is_saving=is_saving,

@@ -117,7 +117,6 @@ class Store:
             checkpoints="",
             arenas=(ArenaStatus(rank=0, committed_step=2, durable_step=2 if is_durable else 1),),
             complete_step=1,
-            complete_generation=0,
             bytes_written=0,
             errors=0,
             last_error=self._error,

@@ -179,7 +179,6 @@ class SimulatedNode:
             pid=100 + self.node,
             start_ticks=1,
             sequence=self.sequence,
-            sent_at_ns=int(now_s * 1e9),
             workers=tuple(workers),
             hits=hits,
         )

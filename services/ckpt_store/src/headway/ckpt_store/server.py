@@ -138,7 +138,7 @@ class Store:
 
     def status(self, _message: Any = None, _peer: bytes = b"") -> StoreStatusReply:
         """Handler of ``StoreStatus``."""
-        step, generation = self._state.announced or (-1, -1)
+        step, _ = self._state.announced or (-1, -1)
         return StoreStatusReply(
             run_id=self.options.run_id,
             node=self.options.node,
@@ -150,14 +150,10 @@ class Store:
                     rank=rank,
                     committed_step=committed,
                     durable_step=self._durable.get(rank, -1),
-                    pending_steps=tuple(
-                        slot.step for slot in self._state.wanted if slot.rank == rank
-                    ),
                 )
                 for rank, committed in self._arenas.committed().items()
             ),
             complete_step=step,
-            complete_generation=generation,
             bytes_written=self.disk.bytes_written,
             errors=self.errors,
             last_error=self._last.message,

@@ -65,15 +65,14 @@ class Dataloader:
 
     def close(self, message: CloseStream, _peer: bytes) -> StreamClosed:
         """Remove one ring."""
-        return StreamClosed(
-            was_open=self.prefetcher.close(
-                message.generation,
-                message.dp_rank,
-                message.split,
-                job=message.job,
-                if_left=message.if_left,
-            )
+        self.prefetcher.close(
+            message.generation,
+            message.dp_rank,
+            message.split,
+            job=message.job,
+            if_left=message.if_left,
         )
+        return StreamClosed()
 
     def status(self, _message: GetDataStatus, _peer: bytes) -> DataStatus:
         """Every ring with its head, tail and error."""
@@ -82,7 +81,6 @@ class Dataloader:
             streams=tuple(row for row in rows if row is not None),
             num_batches=self.prefetcher.num_batches,
             num_tokens=self.prefetcher.num_tokens,
-            adopted=self.prefetcher.num_adopted,
             opening=self._opener.waits(),
         )
 

@@ -98,7 +98,6 @@ class NodeWatch:
             pid=self._me.pid,
             start_ticks=self._me.start_ticks,
             sequence=self._sequence,
-            sent_at_ns=time.monotonic_ns(),
             workers=workers,
             host=read_host(self._disk.newest(), self._options.shm_dir),
             hits=tuple(hit for hit, _ in list(self._hits)[:MAX_HITS_A_BEAT]),

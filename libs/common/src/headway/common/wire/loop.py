@@ -96,7 +96,6 @@ class Loop:
         self._order = itertools.count()
         self._callbacks: dict[Source, Callable[[], object]] = {}
         self._poller = zmq.Poller()
-        self._slowest = ("", 0.0)
         self._reader, self._writer = socket.socketpair()
         self._reader.setblocking(False)
         self._writer.setblocking(False)
@@ -126,15 +125,8 @@ class Loop:
     def end(self) -> None:
         self.is_ending = True
 
-    def take_slowest(self) -> tuple[str, float]:
-        """(name, seconds) of the longest callback since the last call of this."""
-        slowest, self._slowest = self._slowest, ("", 0.0)
-        return slowest
-
     def guard(self, callback: Callable[[], object]) -> object:
-        """Run ``callback`` and note its duration; an Exception is logged,
-        counted, and gives None."""
-        start_s = time.monotonic()
+        """Run ``callback``; an Exception is logged, counted, and gives None."""
         try:
             return callback()
         except Exception:
@@ -148,10 +140,6 @@ class Loop:
                     suppressed=suppressed,
                 )
             return None
-        finally:
-            duration_s = time.monotonic() - start_s
-            if duration_s > self._slowest[1]:
-                self._slowest = (_name(callback), duration_s)
 
     def run(self) -> None:
         with self._signals():

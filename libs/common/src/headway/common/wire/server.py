@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import time
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping
 from typing import Any
@@ -92,7 +91,6 @@ class Server:
         self._replies = ReplyCache()
         self._deferred: set[Key] = set()
         self._throttle = Throttle()
-        self._slowest = ("", 0.0)
         self._is_removed = False
         self._context = zmq.Context()
         self._gate: ThreadAuthenticator | None = None
@@ -174,11 +172,6 @@ class Server:
                     reason=str(error),
                     suppressed=suppressed,
                 )
-
-    def take_slowest(self) -> tuple[str, float]:
-        """(tag, seconds) of the longest handler since the last call of this."""
-        slowest, self._slowest = self._slowest, ("", 0.0)
-        return slowest
 
     def close(self, linger_s: float = 0.0) -> None:
         """Close and remove the ``ipc`` file; waits at most ``linger_s`` for unsent replies."""
@@ -317,14 +310,7 @@ class Server:
         return None
 
     def _call_handler(self, message: Message, peer: bytes) -> Message | Later | None:
-        tag = tag_of(type(message))
-        start_s = time.monotonic()
-        try:
-            return self._handlers[tag](message, peer)
-        finally:
-            duration_s = time.monotonic() - start_s
-            if duration_s > self._slowest[1]:
-                self._slowest = (tag, duration_s)
+        return self._handlers[tag_of(type(message))](message, peer)
 
     def _log_handler_error(self, message: Message) -> None:
         """Count and log the current exception; at most one traceback per message type and 10 s."""

@@ -17,7 +17,6 @@ from headway.common.errors import InputError
 from headway.common.log import complain
 from headway.common.node.process import ProcessId
 from headway.common.paces import SERVICE_BEAT_S
-from headway.common.wire import codec
 from headway.common.wire.client import Client
 from headway.common.wire.descriptors import raise_limit
 from headway.common.wire.keys import KeyPair
@@ -110,7 +109,6 @@ class Service:
         self._metrics_retry: Timer | None = None
         self._server = server
         self._describe = describe
-        self._started_at_s = time.monotonic()
         self._start_ticks = ProcessId.current().start_ticks
         self._drain_limit_s, self._is_patient = drain_limit_s, is_patient
         self._drain: Callable[[], bool | None] | None = None
@@ -272,14 +270,12 @@ class Service:
             pid=os.getpid(),
             start_ticks=self._start_ticks,
             run_id=self.run_id,
-            uptime_s=time.monotonic() - self._started_at_s,
         )
 
     def _description(self, _message: Describe, _peer: bytes) -> Description:
         return Description(
             name=self.name,
             version=_version(),
-            protocol=codec.PROTOCOL_VERSION,
             messages=self._server.messages if self._server else [],
             state=self._describe() if self._describe else {},
         )
@@ -292,7 +288,6 @@ class Service:
     def _send_beat(self) -> None:
         assert self._beat is not None and self._beat_client is not None
         self._alive_seq += 1
-        slowest, slowest_s = self._take_slowest()
         progress = self._loop.guard(self._beat.progress)
         if isinstance(
             progress, int
@@ -304,17 +299,8 @@ class Service:
             start_ticks=self._start_ticks,
             alive_seq=self._alive_seq,
             progress=self._progress,
-            slowest=slowest,
-            slowest_s=slowest_s,
         )
         self._beat_client.notify(beat)
-
-    def _take_slowest(self) -> tuple[str, float]:
-        """The longest callback of the loop, named by its message if one handler
-        took most of that time."""
-        slowest = self._loop.take_slowest()
-        handler = self._server.take_slowest() if self._server is not None else ("", 0.0)
-        return handler if handler[1] > slowest[1] / 2 else slowest
 
 
 def _version() -> str:

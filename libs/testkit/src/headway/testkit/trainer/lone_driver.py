@@ -21,7 +21,7 @@ RENEW_S = 0.2
 class LoneDriver:
     """One thread with one ROUTER; to be closed."""
 
-    def __init__(self, cluster: ClusterFolder, run_dir: Path, run_id: str, node: int = 0) -> None:
+    def __init__(self, cluster: ClusterFolder, run_dir: Path, run_id: str) -> None:
         self.beats: list[NodeBeat] = []
         self.reports: dict[tuple[int, int], list[Report]] = {}
         """(node, incarnation) -> what came, in order."""
@@ -31,7 +31,7 @@ class LoneDriver:
         self.measured = (-1, -1)
         self.ahead_ns = 0
         """How far the run's clock is ahead of this machine's."""
-        self.run_id, self._node = run_id, node
+        self.run_id = run_id
         lease = FileLease(run_dir)
         epoch = lease.claim(lease.look().claimed)
         assert epoch is not None
@@ -54,7 +54,7 @@ class LoneDriver:
         )
         me = ProcessId.current()
         holder = Holder(
-            epoch, node, me.pid, me.start_ticks, self._server.endpoint, keys.public.decode()
+            epoch, 0, me.pid, me.start_ticks, self._server.endpoint, keys.public.decode()
         )
         self._tenure = Tenure(lease, holder)
         self._thread = threading.Thread(target=self._serve, daemon=True)
@@ -100,7 +100,6 @@ class LoneDriver:
         reports = self.reports.get((beat.node, beat.incarnation), [])
         answer = DriverBeat(
             epoch=self.epoch,
-            host_node=self._node,
             refill=True,
             active=False,
             acknowledged=max((r.sequence for r in reports), default=0) if self.stores else 0,

@@ -133,7 +133,6 @@ class Node:
         if self.driver_beats:
             beat_ = DriverBeat(
                 epoch=self.lease.holder.epoch if self.lease.holder else 0,
-                host_node=0,
                 refill=True,
                 active=self.active,
                 known_version=self.guardian.version,

@@ -118,7 +118,6 @@ class Lines:
         return DriverBeat(
             run_id=self._run_id,
             epoch=self._state.epoch,
-            host_node=self.home,
             refill=self._state.refill,
             active=self._state.is_active(node),
             monitor_endpoint=self._monitor[0],

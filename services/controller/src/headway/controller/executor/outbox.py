@@ -101,7 +101,6 @@ class Outbox:
         return Report(
             node=self._node,
             sequence=kept.sequence,
-            previous=0 if kept.sequence == self.oldest else kept.sequence - 1,
             oldest=self.oldest,
             incarnation=self._incarnation,
             metrics=what if isinstance(what, StepMetrics) else None,

@@ -43,7 +43,6 @@ def read_host(disk_free_bytes: int, shm: Path) -> HostSignals:
     memory = psutil.virtual_memory()
     return HostSignals(
         load_1m=psutil.getloadavg()[0],
-        num_cpus=os.cpu_count() or 1,
         memory_total_bytes=memory.total,
         memory_available_bytes=memory.available,
         pressure=read_pressure(),

@@ -22,8 +22,6 @@ class ArenaStatus(Message, tag="ckpt_store.arena_status/1"):
     """Newest snapshot in memory that all ranks have sealed, -1 before the first."""
     durable_step: int
     """Newest step of this rank that this daemon has flushed or found on disk, -1 for none."""
-    pending_steps: tuple[int, ...] = ()
-    """Steps to be made durable, oldest first."""
 
 
 class StoreStatusReply(Message, tag="ckpt_store.status_reply/1"):
@@ -39,7 +37,6 @@ class StoreStatusReply(Message, tag="ckpt_store.status_reply/1"):
     arenas: tuple[ArenaStatus, ...]
     complete_step: int
     """Step of the newest complete checkpoint in the folder, -1 for none."""
-    complete_generation: int
     bytes_written: int
     """Snapshot bytes flushed since the daemon started."""
     errors: int
@@ -58,8 +55,8 @@ class StoreStatusReply(Message, tag="ckpt_store.status_reply/1"):
 class Flush(Message, tag="ckpt_store.flush/1"):
     """Asks the store to look at arenas and folder now instead of at its next period.
 
-    The reply does not wait for the disk: send ``StoreStatus`` until nothing is pending. Carrying it
-    out twice is harmless.
+    The reply does not wait for the disk: send ``StoreStatus`` until the checkpoint is complete.
+    Carrying it out twice is harmless.
 
     With ``newest`` the newest snapshot that all ranks hold in memory is made durable too, although
     no rank asks for it: ranks that are paused, evaluate or have ended cannot.

@@ -100,8 +100,6 @@ class StreamClosed(Message, tag="dataloader.stream_closed/1"):
 
     about = reply("dataloader -> worker over ipc: one per `CloseStream`")
 
-    was_open: bool
-
 
 class GetDataStatus(Message, tag="dataloader.get_data_status/1"):
     """Asks which rings the daemon fills and how far it is."""
@@ -136,7 +134,5 @@ class DataStatus(Message, tag="dataloader.data_status/1"):
     num_batches: int
     """Batches filled by this process."""
     num_tokens: int
-    adopted: int
-    """Rings taken over from an earlier process."""
     opening: dict[str, float] = msgspec.field(default_factory=dict)
     """Path of the data that are being opened for a stream -> for how many seconds."""

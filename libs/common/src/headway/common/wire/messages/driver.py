@@ -106,9 +106,6 @@ class Report(Message, tag="driver.report/1"):
     oldest: int = 0
     """Sequence of the oldest report that the executor still holds; lower ones will not be sent."""
     incarnation: int = 0
-    previous: int = 0
-    """Sequence of the report before this one, which the driver stores first so
-    that none is skipped."""
     metrics: StepMetrics | None = None
     evaluation: Evaluation | None = None
     sample: Sample | None = None

@@ -162,8 +162,6 @@ class DriverBeat(Message, tag="executor.driver_beat/1"):
 
     epoch: int
     """Epoch of this driver; an executor obeys the highest that it has seen."""
-    host_node: int
-    """The node whose executor runs driver and monitor."""
     refill: bool
     """Whether the node may fork standbys; during a rebuild the survivors need the cores."""
     active: bool

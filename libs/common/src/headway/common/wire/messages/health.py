@@ -75,7 +75,6 @@ class HostSignals(Message, tag="health.host_signals/1"):
     about = PartOf("AgentBeat")
 
     load_1m: float = 0.0
-    num_cpus: int = 0
     memory_total_bytes: int = 0
     memory_available_bytes: int = 0
     pressure: dict[str, float] = msgspec.field(default_factory=dict)
@@ -131,8 +130,6 @@ class AgentBeat(Message, tag="health.agent_beat/1"):
     pid: int
     start_ticks: int
     sequence: int
-    sent_at_ns: int
-    """Sender's monotonic clock; compare only with the same sender."""
     workers: tuple[WorkerSignals, ...] = ()
     host: HostSignals = HostSignals()
     hits: tuple[LogHit, ...] = ()

@@ -39,7 +39,6 @@ class Pong(Message, tag="service.pong/1"):
     pid: int
     start_ticks: int
     run_id: str
-    uptime_s: float
 
 
 class Describe(Message, tag="service.describe/1"):
@@ -55,7 +54,6 @@ class Description(Message, tag="service.description/1"):
 
     name: str
     version: str
-    protocol: int
     messages: list[str]
     state: State
 
@@ -84,8 +82,7 @@ class ServiceBeat(Message, tag="service.beat/1"):
 
     ``alive_seq`` counts turns of the service's loop timer and does not move while a handler blocks.
     ``progress`` moves only when useful work was done, so a loop that turns in vain shows a moving
-    ``alive_seq`` and a constant ``progress``. ``slowest`` and ``slowest_s`` name the longest single
-    callback since the last beat.
+    ``alive_seq`` and a constant ``progress``.
     """
 
     about = note(
@@ -98,5 +95,3 @@ class ServiceBeat(Message, tag="service.beat/1"):
     start_ticks: int
     alive_seq: int
     progress: int
-    slowest: str = ""
-    slowest_s: float = 0.0

@@ -287,7 +287,6 @@ class FakeCluster:
         """The answer to a beat. The version is read as the shell reads it: after earlier beats."""
         beat = DriverBeat(
             epoch=driver.start.epoch,
-            host_node=0,
             refill=True,
             active=True,
             known_version=driver.state.known_version(number),
