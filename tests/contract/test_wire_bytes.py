@@ -17,8 +17,10 @@ from typing import Any
 import msgpack
 import msgspec
 import pytest
+from headway.common.errors import WireError
 from headway.common.wire import codec
 from headway.common.wire.message import Message, by_tag, tag_of
+from headway.common.wire.messages.executor import WorkerBeat
 from headway.testkit.wire import all_messages, example_of, strategy_of
 from headway.testkit.wire.messages import add_missing
 from hypothesis import given, settings
@@ -89,6 +91,14 @@ def test_any_value_survives_the_wire(message: type[Message], data: st.DataObject
     frame = codec.encode_frame("note", 0, codec.encode(value))
     assert codec.decode(codec.decode_frame(frame).body, KNOWN) == value
     assert plain(value)["t"] == tag_of(message)
+
+
+def test_a_word_outside_its_set_is_refused_at_the_border() -> None:
+    beat = WorkerBeat(worker="n0w0", pid=1, start_ticks=1, status="left")
+    body = codec.encode(beat)
+    assert codec.decode(body, KNOWN) == beat
+    with pytest.raises(WireError, match="status"):
+        codec.decode(body.replace(b"left", b"lost"), KNOWN)
 
 
 def test_not_a_number_and_infinities_survive_the_wire() -> None:

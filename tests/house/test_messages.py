@@ -1,8 +1,9 @@
-"""A field of a message is read by a program; what nothing reads is not sent."""
+"""Every field of a message is read by a program, and one of a few words has them as its type."""
 
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
@@ -67,3 +68,46 @@ def test_what_counts_as_reading_a_field() -> None:
     assert set(names_read("match beat:\n    case Beat(rank=0):\n        pass")) == {"rank"}
     assert set(names_read("Beat(filled=self.filled)\nbeat.written = 'named'")) == set()
     assert set(names_read("TABLE = {'load': 1}\n[getattr(beat, key) for key in TABLE]")) == {"load"}
+
+
+LISTED = re.compile(r"^(\w+ -> )?``[a-z_]+``|``[a-z_]+``( \([^)]*\))?(,| or|, or) ``[a-z_]+``")
+"""A docstring that begins with a value or has two in a row; other fields may be named in it."""
+
+
+def fields_with_listed_values(source: str) -> Iterator[str]:
+    for kind in ast.parse(source).body:
+        if not isinstance(kind, ast.ClassDef):
+            continue
+        for field, after in zip(kind.body, kind.body[1:], strict=False):
+            if not (isinstance(field, ast.AnnAssign) and isinstance(after, ast.Expr)):
+                continue
+            hint, text = ast.unparse(field.annotation), ast.unparse(after)
+            words = " ".join(str(ast.literal_eval(text)).split())
+            if re.search(r"\bstr\b", hint) and LISTED.search(words):
+                yield f"{kind.name}.{ast.unparse(field.target)}"
+
+
+def test_no_str_field_lists_its_values_in_prose() -> None:
+    found = [
+        name
+        for path in MESSAGES.glob("*.py")
+        for name in fields_with_listed_values(path.read_text())
+    ]
+    assert not found, "make these Literal[...], which is checked where messages come in"
+
+
+@pytest.mark.parametrize(
+    ("text", "is_found"),
+    [
+        ("``on`` or ``off``.", True),
+        ("Node -> ``on``, ``off``.", True),
+        ("The state: ``on`` (by hand),\n    ``off``.", True),
+        ("With ``set`` and ``unset``: the name.", False),
+        ("See ``headway.launch.join.bundle``.", False),
+    ],
+)
+def test_what_counts_as_a_list_of_values(text: str, is_found: bool) -> None:
+    source = f'class Beat:\n    state: HINT\n    """{text}"""\n'
+    found = list(fields_with_listed_values(source.replace("HINT", "str")))
+    assert found == ["Beat.state"] * is_found
+    assert not list(fields_with_listed_values(source.replace("HINT", "State")))

@@ -14,6 +14,7 @@ from headway.common.wire.keys import KeyPair
 from headway.common.wire.messages.driver import (
     Accepted,
     Command,
+    CommandOperation,
     GetStatus,
     RankStatus,
     Status,
@@ -99,7 +100,7 @@ class Run(RunFrames, Steering):
         return of_bundle(Bundle.load(self.folder.bundle)).fetch_records(self.path)
 
     # ---- operations ---------------------------------------------------------------------------
-    def command(self, operation: str, **fields: Any) -> int:
+    def command(self, operation: CommandOperation, **fields: Any) -> int:
         """Send one operation; retried over a driver's restart and carried out once.
 
         Args:

@@ -187,7 +187,6 @@ def _accepted(console: Client, command: Command) -> int | None:
         (Command(id="b", operation="extend", count=0), "cannot extend the run by 0 steps"),
         (Command(id="c", operation="extend", count=10**12), "cannot extend the run by"),
         (Command(id="d", operation="sample", count=4), "the prompt has no token"),
-        (Command(id="e", operation="dance"), "unknown operation 'dance'"),
         (
             Command(id="f", operation="inject", name="worker", fault="kill", rank=0),
             "rank 0 is not training yet",

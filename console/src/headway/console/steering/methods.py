@@ -11,6 +11,7 @@ from headway.console.steering.operations import Word, operation, operations_of
 
 if TYPE_CHECKING:
     from headway.common.node.run_dir import RunDir
+    from headway.common.wire.messages.driver import CommandOperation
     from headway.trainer.config import RunConfig
 
 FAULTS = (
@@ -63,7 +64,7 @@ class Steering:
         def folder(self) -> RunDir: ...
         @property
         def is_elsewhere(self) -> bool: ...
-        def command(self, operation: str, **fields: Any) -> int: ...
+        def command(self, operation: CommandOperation, **fields: Any) -> int: ...
 
     @operation("headway pause --wait")
     def pause(self) -> int:

@@ -9,11 +9,12 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from headway.common.plan.schedule.actions import RECEIVES, SENDS, Kind
-from headway.common.wire.messages.health import AgentBeat, LogHit, WorkerSignals
+from headway.common.wire.messages.health import AgentBeat, LogHit, RankPhase, WorkerSignals
 from headway.health.config import HealthConfig
 
 RUN_ID = "0badcafe"
 WINDOW_STEPS = HealthConfig().median_window_steps
+_PHASES: Mapping[str, RankPhase] = {"JOIN": "join", "EVAL": "eval", "RESTORE": "restore"}
 _WAITING = frozenset(
     kind.name for kind in (*SENDS, *RECEIVES, Kind.ALL_GATHER, Kind.REDUCE_SCATTER, Kind.NORM)
 )  # fmt: skip
@@ -103,9 +104,7 @@ class Timeline:
             alive_age_s=max(0.2, now_s - self.frozen_at_s),
             open_kind=kind if is_open else "",
             waits="others" if is_open and (kind in _WAITING or now_s >= self.waits_at_s) else "",
-            phase={"JOIN": "join", "EVAL": "eval", "RESTORE": "restore"}.get(kind, "step")
-            if is_open
-            else "step",
+            phase=_PHASES.get(kind, "step") if is_open else "step",
         )
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from headway.common.errors import ConfigError
-from headway.common.wire.messages.dataloader import StreamSpec
+from headway.common.wire.messages.dataloader import Split, StreamSpec
 
 __all__ = ["SPLITS", "DataConfig", "StreamSpec", "stream_spec"]
 
@@ -79,7 +79,7 @@ def stream_spec(
     global_batch_size: int | None = None,
     dp_rank: int = 0,
     dp_size: int = 1,
-    split: str = "train",
+    split: Split = "train",
     seed: int = 1234,
     generation: int = 0,
     start_sample: int = 0,

@@ -13,12 +13,14 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, field
 
+from headway.common.wire.messages.health import LogKind, VerdictAction
+
 
 @dataclass(frozen=True, slots=True)
 class Advice:
     """The advice for a kind of problem."""
 
-    action: str
+    action: VerdictAction
     remedy: str
     confidence: float
 
@@ -29,7 +31,7 @@ class LogRule:
     detail. A group ``device`` names what the line is about: each device has its own verdict."""
 
     name: str
-    kind: str
+    kind: LogKind
     contains: tuple[str, ...]
     pattern: re.Pattern[str]
     advice: Advice = field(repr=False)
@@ -42,12 +44,12 @@ class LogRule:
 
 def _rule(
     name: str,
-    kind: str,
+    kind: LogKind,
     contains: str,
     pattern: str,
     confidence: float,
     remedy: str,
-    action: str = "observe",
+    action: VerdictAction = "observe",
 ) -> LogRule:
     return LogRule(
         name,

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from headway.common.wire.messages.health import Verdict
+from headway.common.wire.messages.health import Verdict, VerdictAction, VerdictKind
 
 REPLACE_WORKER = "replace_worker"
 KILL_WORKER = "kill_worker"
@@ -23,8 +23,8 @@ OBSERVE = "observe"
 class Response:
     """One row: what is done about a kind of problem if the monitor advises an action."""
 
-    kind: str
-    action: str
+    kind: VerdictKind
+    action: VerdictAction
     does: str
     min_confidence: float
     """Below it the verdict is only observed."""

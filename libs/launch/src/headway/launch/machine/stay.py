@@ -167,7 +167,7 @@ class Stay:
                     self._ask(holder, "checkpoint")
                     self._has_saved = True
 
-    def _ask(self, holder: Holder, operation: str) -> None:
+    def _ask(self, holder: Holder, operation: AtEnd | Literal["checkpoint"]) -> None:
         node = self._ticket.node
         # All nodes of an allocation ask for the same stop, once under each driver. Anything else
         # is this stay's own request: the node may leave, come back and leave again.

@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 import msgspec
 from headway.common.decide import Action, Done, Log
 from headway.common.wire.messages.driver import NodeBeat, Relay, Seals, WorkerGone
-from headway.common.wire.messages.executor import LeftGeneration, WorkerBeat
+from headway.common.wire.messages.executor import LeaveReason, LeftGeneration, WorkerBeat
 from headway.controller.decisions.events import (
     BeginGeneration,
     DurableFound,
@@ -113,7 +113,7 @@ class Hand:
         """The note that a process has ended."""
         return WorkerGone(node=node, worker=worker, pid=pid, rank=0, generation=0, reason="killed")
 
-    def left(self, rank: int, reason: str = "error", **more: Any) -> Relay:
+    def left(self, rank: int, reason: LeaveReason = "error", **more: Any) -> Relay:
         """The note that the rank's worker has left its generation."""
         left = LeftGeneration(
             worker=self.state.members.workers[rank],

@@ -28,6 +28,7 @@ from headway.common.wire.messages.executor import (
     StoreOpened,
     ToWorker,
     WorkerBeat,
+    WorkerState,
 )
 from headway.launch.cluster import ClusterFolder
 from headway.launch.join import tokens
@@ -122,7 +123,7 @@ class Place:
         self.clients.append(made.client)
         return made
 
-    def beat(self, status: str, **fields: Any) -> NodeBeat:
+    def beat(self, status: WorkerState, **fields: Any) -> NodeBeat:
         """A full beat of node 0 with one worker."""
         worker = WorkerBeat(worker="n0w0", pid=4_194_304, start_ticks=1, status=status, **fields)
         version = 100 * ["idle", "joining", "running"].index(status) + worker.step

@@ -8,10 +8,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import msgspec
-from headway.common.wire.messages.driver import NodeBeat
-from headway.common.wire.messages.executor import WorkerBeat
+from headway.common.wire.messages.driver import NodeBeat, NodeState
+from headway.common.wire.messages.executor import WorkerBeat, WorkerState
 
-INSIDE = frozenset({"joining", "restored", "running", "finished"})
+INSIDE: frozenset[WorkerState] = frozenset({"joining", "restored", "running", "finished"})
 """Statuses of a worker that holds groups of some generation."""
 SANE_GENERATIONS = 1_000_000
 """A beat that is so far ahead of the newest known generation is not believed."""
@@ -22,8 +22,8 @@ class Node:
     """What the driver knows of a node. Times are those of the driver's own clock."""
 
     number: int
-    status: str = "silent"
-    """``active`` (carries ranks), ``spare``, ``silent`` (no beat) or ``lost`` (given up)."""
+    status: NodeState = "silent"
+    """It is ``active`` if it carries ranks, ``silent`` without a beat, ``lost`` once given up."""
     bar: str = ""
     """Why a lost node may not return at its next beat:
     ``gone``, ``evicted``, ``trouble`` or ``verdict``."""
@@ -342,7 +342,7 @@ class Fleet:
             for name in node.workers:
                 self._index(node, name)
 
-    def _set_status(self, node: Node, status: str) -> None:
+    def _set_status(self, node: Node, status: NodeState) -> None:
         node.status = status
         _keep(self.spares, node.number, None, status == "spare")
         has_ranks = bool(node.ranks)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 
+from headway.common.wire.messages.driver import RankState
 from headway.controller.decisions.core import Core
 from headway.controller.decisions.fleet import INSIDE, Fleet
 from headway.controller.decisions.members import Members
@@ -64,7 +65,7 @@ def _check_members(fleet: Fleet, members: Members) -> None:
     rank_of = {worker: rank for rank, worker in members.workers.items()}
     assert len(rank_of) == len(members.workers), f"a worker holds two ranks: {members.workers}"
     assert members.rank_of == rank_of, f"index {members.rank_of}, members {members.workers}"
-    statuses: Counter[str] = Counter()
+    statuses: Counter[RankState] = Counter()
     current: Counter[str] = Counter()
     vacant, num_paused = set(), 0
     for rank, home in fleet.rank_nodes.items():

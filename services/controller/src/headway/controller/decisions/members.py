@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable
+from typing import Final
 
+from headway.common.wire.messages.driver import RankState
 from headway.common.wire.messages.executor import WorkerBeat
 
-MISSING = "missing"
+MISSING: Final = "missing"
 """Status of a rank without a living worker."""
 
 
-Counted = tuple[str, bool, bool]
+Counted = tuple[RankState, bool, bool]
 """How one rank is counted: its status, whether its worker is in the current generation,
 whether that waits in a pause."""
 _VACANT: Counted = (MISSING, False, False)
@@ -25,9 +27,9 @@ class Members:
         self.workers: dict[int, str] = {}
         self.rank_of: dict[str, int] = {}
         self.generation = -1
-        self.statuses: Counter[str] = Counter()
+        self.statuses: Counter[RankState] = Counter()
         """Status of a rank -> number of ranks, over the whole run."""
-        self.current: Counter[str] = Counter()
+        self.current: Counter[RankState] = Counter()
         """The same of those in the current generation only."""
         self.num_paused = 0
         self.vacant: dict[int, None] = {}
@@ -76,6 +78,6 @@ class Members:
         is_current = view.generation == self.generation
         return view.status, is_current, view.paused and is_current
 
-    def all(self, *statuses: str) -> bool:
+    def all(self, *statuses: RankState) -> bool:
         """Whether every rank is in the current generation, in one of these states."""
         return sum(self.current[status] for status in statuses) == len(self._counted)

@@ -18,7 +18,7 @@ times.
 from __future__ import annotations
 
 from headway.common.decide import Action, Done, Failed, Log
-from headway.common.wire.messages.driver import NodeBeat, Relay, Seals, WorkerGone
+from headway.common.wire.messages.driver import NodeBeat, NodeState, Relay, Seals, WorkerGone
 from headway.common.wire.messages.executor import WorkerBeat
 from headway.controller.decisions import reactions, same_code, silence, waiting
 from headway.controller.decisions.core import Core
@@ -242,8 +242,7 @@ class RunState(Core):
         """The newest beat of a worker, None if its node reports none."""
         return self.fleet.worker(name)
 
-    def status_of(self, node: int) -> str:
-        """``active``, ``spare``, ``silent`` or ``lost``."""
+    def status_of(self, node: int) -> NodeState:
         return self.fleet.nodes[node].status
 
     def is_alive(self, node: int) -> bool:

@@ -8,30 +8,24 @@ from collections.abc import Callable
 from typing import Any
 
 from headway.common.errors import BusyError, InputError
-from headway.common.wire.messages.driver import Accepted, Command, GetStatus, RankStatus, Status
+from headway.common.wire.messages.driver import (
+    Accepted,
+    Command,
+    GetStatus,
+    RankState,
+    RankStatus,
+    Status,
+)
 from headway.common.wire.messages.executor import Inject
-from headway.common.wire.messages.worker import Steer
+from headway.common.wire.messages.worker import Steer, SteerOperation
 from headway.controller.decisions.events import DrainNode, EvictNode, Input, Steered, Tick
+from headway.controller.decisions.members import MISSING
 from headway.controller.decisions.state import RunState
 from headway.controller.driver.lines import Lines
 from headway.controller.faults import faults
 from headway.controller.journal.writer import JournalWriter
 from headway.trainer.config import RunConfig, check_name, check_sample, check_setting
 
-STEERED = frozenset(
-    {
-        "pause",
-        "resume",
-        "stop",
-        "checkpoint",
-        "set",
-        "unset",
-        "extend",
-        "evaluate",
-        "sample",
-        "rollback",
-    }
-)
 MOST_STEPS = 10**9
 MOST_COMMANDS = 8000
 MOST_WAITING_TOKENS = 50_000
@@ -83,7 +77,7 @@ class Requests:
         """Carry a command out, or note it for the workers; a repeated id changes nothing.
 
         Raises:
-            InputError: an unknown operation, fault, target or node; a value that cannot be set.
+            InputError: an unknown fault, target or node; a value that cannot be set.
             BusyError: the journal cannot be written now.
         """
         del peer
@@ -93,43 +87,40 @@ class Requests:
             raise InputError(
                 f"the run is {self._state.outcome}", remedy="`headway runs` shows how to resume it"
             )
-        if message.operation in STEERED:
-            return Accepted(sequence=self._steer(message))
+        match message.operation:
+            case "inject":
+                carry_out = self._inject
+            case "evict":
+                carry_out = self._evict
+            case "drain":
+                carry_out = self._drain
+            case steered:
+                return Accepted(sequence=self._steer(message, steered))
         if message.id not in self._answered:
-            match message.operation:
-                case "inject":
-                    self._inject(message)
-                case "evict":
-                    self._evict(message)
-                case "drain":
-                    self._drain(message)
-                case _:
-                    raise InputError(
-                        f"unknown operation {message.operation!r}", remedy="see `headway --help`"
-                    )
+            carry_out(message)
             self._answered.append(message.id)
         return Accepted(sequence=0)
 
     # ---- steering -----------------------------------------------------------------------------
-    def _steer(self, message: Command) -> int:
-        steer, is_new = self._durable(message.id, self._checked(message))
+    def _steer(self, message: Command, operation: SteerOperation) -> int:
+        steer, is_new = self._durable(message.id, self._checked(message, operation))
         if is_new:
             self._handle(Tick())
         return steer.sequence
 
-    def _checked(self, message: Command) -> Steer:
+    def _checked(self, message: Command, operation: SteerOperation) -> Steer:
         """What the ranks get of a command.
 
         Raises:
             InputError: a value that cannot be used.
         """
         count, known = message.count, self._state.commands
-        if len(known) >= MOST_COMMANDS and message.operation != "stop":
+        if len(known) >= MOST_COMMANDS and operation != "stop":
             raise InputError(
                 f"the run has reached the limit of {MOST_COMMANDS} commands",
                 remedy="continue with a fork: `headway fork`",
             )
-        match message.operation:
+        match operation:
             case "set":
                 check_setting(message.name, message.value, self._config, force=message.force)
             case "unset":
@@ -158,7 +149,7 @@ class Requests:
                     )
         return Steer(
             sequence=0,
-            operation=message.operation,
+            operation=operation,
             name=message.name,
             value=message.value,
             count=count,
@@ -231,9 +222,8 @@ class Requests:
 
     def _rank(self, rank: int) -> RankStatus:
         beat = self._state.worker(self._state.members.workers.get(rank))
-        worker, pid, status, step = (
-            (beat.worker, beat.pid, beat.status, beat.step) if beat else ("", 0, "missing", 0)
-        )
+        worker, pid, step = (beat.worker, beat.pid, beat.step) if beat else ("", 0, 0)
+        status: RankState = beat.status if beat else MISSING
         node = self._state.fleet.rank_nodes[rank]
         if status == "running":  # a worker reports changes only; its node also counts steps
             step = max(step, self._state.step_of(node))

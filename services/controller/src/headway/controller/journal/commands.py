@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, Literal
 
-from headway.common.wire.messages.worker import Steer
+from headway.common.wire.messages.worker import Steer, SteerOperation
 
 STEER = "operation, name, value, count, tokens"
 SPENT_ON_RESUME = ("stop", "pause", "checkpoint", "rollback")
@@ -15,7 +15,12 @@ a rate that was set still holds."""
 
 
 def steer_of(
-    sequence: int, operation: str, name: str, value: float, count: int, tokens: str
+    sequence: int,
+    operation: SteerOperation | Literal["retired"],
+    name: str,
+    value: float,
+    count: int,
+    tokens: str,
 ) -> Steer:
     """A command from the columns ``sequence`` and ``STEER``."""
     return Steer(

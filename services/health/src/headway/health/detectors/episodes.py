@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from typing import Any, cast
 
 import msgspec
-from headway.common.wire.messages.health import Evidence, Verdict
+from headway.common.wire.messages.health import Evidence, Verdict, VerdictKind
 from headway.health.log_rules import Advice
 
 Key = tuple[str | int, ...]
@@ -68,7 +68,7 @@ class Episodes:
     def report(
         self,
         key: Key,
-        kind: str,
+        kind: VerdictKind,
         advice: Advice,
         evidence: tuple[Evidence, ...],
         *,

@@ -15,7 +15,7 @@ from dataclasses import replace
 from typing import Final
 
 from headway.common.output import counted
-from headway.common.wire.messages.health import AgentBeat, Evidence, Verdict
+from headway.common.wire.messages.health import AgentBeat, Evidence, Verdict, VerdictKind
 from headway.health.config import HealthConfig
 from headway.health.detectors.episodes import Episodes, Key
 from headway.health.log_rules import Advice
@@ -66,7 +66,7 @@ class Fabric:
         verdicts = self._close(confirmed)
         if confirmed:
             node = self._suspect(confirmed, beats, clock_s)
-            kind = KIND if all(node in pair for pair in confirmed) else SPLIT
+            kind: VerdictKind = KIND if all(node in pair for pair in confirmed) else SPLIT
             verdicts += self._episodes.report(
                 fabric_key(node),
                 kind,

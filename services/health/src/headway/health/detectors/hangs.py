@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Collection
 from typing import Final
 
-from headway.common.wire.messages.health import Evidence, Verdict
+from headway.common.wire.messages.health import Evidence, Verdict, VerdictKind
 from headway.health.config import HealthConfig
 from headway.health.detectors.episodes import Episodes, Key
 from headway.health.detectors.follow_ups import FollowUps
@@ -104,7 +104,7 @@ class Hangs:
             is_hang = known.kind in ("silence", UNEXPLAINED)  # a stopped process is known as such
             is_due = is_hang and self._follow_ups.is_due(known, clock_s)
             return self._follow_ups.repeat(key, clock_s) if is_due else []
-        kind = UNEXPLAINED if culprit is None else "silence"
+        kind: VerdictKind = UNEXPLAINED if culprit is None else "silence"
         rows = evidence_of(hang, views, self._config)
         if culprit is None:
             return self._episodes.report(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from headway.common.wire.messages.health import Evidence, Verdict, WorkerSignals
+from headway.common.wire.messages.health import Evidence, Verdict, VerdictKind, WorkerSignals
 from headway.health.detectors.episodes import Episodes, Key
 from headway.health.policy import PROCESS_ADVICE
 
@@ -36,7 +36,11 @@ def judge_process(episodes: Episodes, node: int, worker: WorkerSignals) -> list[
 
 
 def _report(
-    episodes: Episodes, kind: str, node: int, worker: WorkerSignals, rows: tuple[Evidence, ...]
+    episodes: Episodes,
+    kind: VerdictKind,
+    node: int,
+    worker: WorkerSignals,
+    rows: tuple[Evidence, ...],
 ) -> list[Verdict]:
     return episodes.report(
         process_key(node, worker),

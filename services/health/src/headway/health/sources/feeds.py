@@ -10,13 +10,17 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Final
 
 from headway.common.errors import HeadwayError
 from headway.common.node import ring_file as at
 from headway.common.node.process import ProcessId
 from headway.common.node.segment import Segment
+from headway.common.wire.messages.health import DataWait
 
-DAEMON, READERS, READY = "daemon", "readers", "ready"
+DAEMON: Final = "daemon"
+READERS: Final = "readers"
+READY: Final = "ready"
 _SEVERITY = (READY, READERS, DAEMON)
 
 
@@ -24,8 +28,7 @@ _SEVERITY = (READY, READERS, DAEMON)
 class Feed:
     """One reader's view of its ring; of several rings the one that blocks it most."""
 
-    wait: str
-    """``daemon``, ``readers`` or ``ready``."""
+    wait: DataWait
     age_s: float
     """Time since the ring's head last changed, as seen here: a restarted agent starts at 0."""
     writer_pid: int
@@ -80,7 +83,7 @@ class FeedSource:
             reader = ProcessId(words[line + at.READER_PID], words[line + at.READER_START])
             if reader.pid > 0:
                 is_ready = words[line + at.TAIL] < head
-                wait = READY if is_ready else READERS if is_full else DAEMON
+                wait: DataWait = READY if is_ready else READERS if is_full else DAEMON
                 yield reader, Feed(wait, now_s - follower.moved_s, ring.writer.pid)
 
     def _follower(self, path: Path) -> _Follower:

@@ -23,8 +23,14 @@ from headway.common.node.flight import (
 )
 from headway.common.node.process import ProcessId
 from headway.common.plan.schedule.actions import COMPUTE, Kind
+from headway.common.wire.messages.health import RankPhase, Waits
 
-PHASES = {Kind.JOIN: "join", Kind.RESTORE: "restore", Kind.EVAL: "eval", Kind.SAMPLE: "sample"}
+PHASES: dict[Kind, RankPhase] = {
+    Kind.JOIN: "join",
+    Kind.RESTORE: "restore",
+    Kind.EVAL: "eval",
+    Kind.SAMPLE: "sample",
+}
 """Actions that may take long; while one is open, the rolling limit does not apply."""
 
 COMPUTE_STEPS = 7
@@ -51,13 +57,13 @@ class Progress:
     age_s: float
     open_kind: str
     open_micro_batch: int
-    phase: str
+    phase: RankPhase
     compute_s: float = 0.0
     """Median time of the forward and backward passes of one step, over the last ``COMPUTE_STEPS``
     of this generation; 0.0 without any."""
     alive_age_s: float = -1.0
     """Time since the process last showed that it runs, -1 while it shows nothing."""
-    waits: str = ""
+    waits: Waits = ""
     """As ``WorkerSignals.waits``."""
     step_age_s: float = -1.0
     """How long the step under way has lasted, -1 outside of one."""
@@ -179,12 +185,12 @@ class FlightSource:
         return made
 
 
-def _phase(follower: _Follower) -> str:
+def _phase(follower: _Follower) -> RankPhase:
     kinds = {one.kind for one in follower.open.values()}
     return next((phase for kind, phase in PHASES.items() if kind in kinds), "step")
 
 
-def _waits(follower: _Follower, header: FlightHeader) -> str:
+def _waits(follower: _Follower, header: FlightHeader) -> Waits:
     if header.is_waiting:
         return "others"
     return "device" if any(one.on_device for one in follower.open.values()) else ""

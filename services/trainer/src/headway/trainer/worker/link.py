@@ -13,7 +13,13 @@ from dataclasses import dataclass
 import zmq
 from headway.common.wire.client import Client
 from headway.common.wire.message import Message
-from headway.common.wire.messages.executor import Evaluation, Sample, StepMetrics, WorkerBeat
+from headway.common.wire.messages.executor import (
+    Evaluation,
+    Sample,
+    StepMetrics,
+    WorkerBeat,
+    WorkerState,
+)
 from headway.common.wire.messages.worker import (
     Abort,
     Acknowledged,
@@ -36,7 +42,7 @@ MAX_KEPT = 1024
 class WorkerStatus:
     """What the executor sees of this worker; see ``WorkerBeat``."""
 
-    status: str = "idle"
+    status: WorkerState = "idle"
     generation: int = -1
     rank: int = -1
     step: int = 0

@@ -6,7 +6,6 @@ import json
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -217,7 +216,7 @@ class Rank:
 
     def _restore(self, assign: Assign) -> None:
         restore = assign.restore
-        source: Literal["init", "arena", "durable"] = restore.source  # type: ignore[assignment]
+        source = restore.source
         self._session.ready_snapshots()  # an arena error must not be blamed on the checkpoint
         self._restored(0)
         if source == "durable":

@@ -22,7 +22,12 @@ from headway.common.node.last_words import LastWords
 from headway.common.node.process import ProcessId
 from headway.common.node.run_dir import NodePaths, RunDir
 from headway.common.wire.message import Message
-from headway.common.wire.messages.executor import LeftGeneration, StoreOpened, WorkerBeat
+from headway.common.wire.messages.executor import (
+    LeaveReason,
+    LeftGeneration,
+    StoreOpened,
+    WorkerBeat,
+)
 from headway.common.wire.messages.worker import Abort, Assign, Quit, Steer, StoreAddress
 from headway.trainer.comm.fence import Fence
 from headway.trainer.comm.interface import Aborted
@@ -167,7 +172,8 @@ class Worker:
         add_where(rank=assign.rank)
         identify(rank=assign.rank)
         self.link.beat_now()
-        reason, detail, broken = "aborted", "", True
+        reason: LeaveReason = "aborted"
+        detail, broken = "", True
         bad_checkpoint = bad_snapshot = is_fatal = False
         spike_end, bad_part = 0, -1
         try:
@@ -223,7 +229,7 @@ class Worker:
         self,
         generation: int,
         rank: int,
-        reason: str,
+        reason: LeaveReason,
         detail: str,
         *,
         bad_checkpoint: bool = False,

@@ -2,8 +2,16 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 from headway.common.wire.about import PartOf, note, reply, request
 from headway.common.wire.message import Message
+
+StoreProblem = Literal[
+    "no_space", "flush_failed", "manifest_failed", "remove_failed", "corrupt",
+    "folder_unseen", "incomplete",
+]  # fmt: skip
+"""``folder_unseen``: it cannot be listed; ``incomplete``: some ranks never wrote their part."""
 
 
 class StoreStatus(Message, tag="ckpt_store.status/1"):
@@ -92,10 +100,7 @@ class StoreTrouble(Message, tag="ckpt_store.trouble/1"):
 
     run_id: str
     node: int
-    kind: str
-    """``no_space``, ``flush_failed``, ``manifest_failed``, ``remove_failed``,
-    ``corrupt``, ``folder_unseen`` (it cannot be listed) or ``incomplete`` (some ranks
-    never wrote their part)."""
+    kind: StoreProblem
     message: str
     remedy: str
     step: int = -1

@@ -3,9 +3,13 @@ Batches travel in rings."""
 
 from __future__ import annotations
 
+from typing import Literal
+
 import msgspec
 from headway.common.wire.about import PartOf, reply, request
 from headway.common.wire.message import Message
+
+Split = Literal["train", "validation"]
 
 
 class StreamSpec(Message, tag="dataloader.stream_spec/1"):
@@ -23,8 +27,7 @@ class StreamSpec(Message, tag="dataloader.stream_spec/1"):
     path: str
     """Absolute: a prepared folder, or the prefix of one ``.bin``/``.idx`` pair
     (training split only)."""
-    split: str
-    """``train`` or ``validation``."""
+    split: Split
     seed: int
     seq_len: int
     micro_batch_size: int
@@ -89,7 +92,7 @@ class CloseStream(Message, tag="dataloader.close_stream/1"):
 
     generation: int
     dp_rank: int
-    split: str
+    split: Split
     if_left: bool = False
     """Close only if every reader has opened the ring and left it; a ring made since then stays."""
     job: str = ""

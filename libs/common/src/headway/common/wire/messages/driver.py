@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 import msgspec
 from headway.common.wire.about import PartOf, note, reply, request
 from headway.common.wire.message import Message
@@ -12,7 +14,14 @@ from headway.common.wire.messages.executor import (
     StepMetrics,
     StoreOpened,
     WorkerBeat,
+    WorkerState,
 )
+from headway.common.wire.messages.worker import SteerOperation
+
+RankState = Literal[WorkerState, "missing"]
+"""``missing``: the rank has no worker now."""
+NodeState = Literal["active", "spare", "silent", "lost"]
+CommandOperation = Literal[SteerOperation, "evict", "drain", "inject"]
 
 
 class NodeBeat(Message, tag="driver.node_beat/1"):
@@ -72,7 +81,7 @@ class WorkerGone(Message, tag="driver.worker_gone/1"):
     rank: int
     generation: int
     reason: str
-    """``killed``, ``stopped`` or the reason that the process recorded."""
+    """What the process recorded; without a record, that it was killed, or stopped."""
 
 
 class Seals(Message, tag="driver.seals/1"):
@@ -133,9 +142,7 @@ class Command(Message, tag="driver.command/1"):
     )
 
     id: str
-    operation: str
-    """``pause``, ``resume``, ``stop``, ``checkpoint``, ``set``, ``unset``, ``extend``,
-    ``evaluate``, ``sample``, ``rollback``, ``evict``, ``drain``, ``inject``."""
+    operation: CommandOperation
     name: str = ""
     """The setting (``lr``) with ``set`` and ``unset``; the target (``worker`` or a
     service) with ``inject``."""
@@ -204,7 +211,7 @@ class RankStatus(Message, tag="driver.rank_status/1"):
     node: int
     worker: str
     pid: int
-    status: str
+    status: RankState
     step: int
     memory_bytes: int = 0
     """Most memory that the rank has used; 0 before its first steps."""
@@ -228,8 +235,7 @@ class Status(Message, tag="driver.status/1"):
     applied: int
     ranks: tuple[RankStatus, ...]
     """The ranks that were asked for."""
-    nodes: dict[int, str]
-    """Node -> ``active``, ``spare``, ``silent`` or ``lost``."""
+    nodes: dict[int, NodeState]
     services: dict[int, dict[str, int]]
     """Node -> service -> pid, for the nodes that carry the listed ranks and the driver's own."""
     detail: str = ""
@@ -239,7 +245,7 @@ class Status(Message, tag="driver.status/1"):
     """It waits for torch to be loaded on a node, as ``waiting`` says."""
     num_ranks: int = 0
     """Ranks of the whole run."""
-    statuses: dict[str, int] = msgspec.field(default_factory=dict)
+    statuses: dict[RankState, int] = msgspec.field(default_factory=dict)
     """Status of a rank -> number of ranks, over the whole run."""
     skipped: int = 0
     """Steps skipped since the run began: their loss or norm was not finite, or a spike."""

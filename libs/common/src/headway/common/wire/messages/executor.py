@@ -3,9 +3,18 @@ console over CURVE tcp."""
 
 from __future__ import annotations
 
+from typing import Literal
+
 from headway.common.wire.about import note, reply, request
 from headway.common.wire.message import Message
 from headway.common.wire.messages.worker import Assign, Steer
+
+WorkerState = Literal["idle", "joining", "restored", "running", "left", "finished"]
+"""``restored``: the state is in place, and no step was made yet."""
+LeaveReason = Literal["aborted", "peer", "transport", "error", "spike"]
+"""The driver's order; a peer's failure; an error of NCCL that a peer's death causes, and a fault of
+this worker's machine too; the worker's own exception; a spike of loss or gradient norm, from which
+the run is to go back."""
 
 
 class WorkerBeat(Message, tag="executor.worker_beat/1"):
@@ -19,9 +28,7 @@ class WorkerBeat(Message, tag="executor.worker_beat/1"):
     worker: str
     pid: int
     start_ticks: int
-    status: str
-    """``idle``, ``joining``, ``restored`` (state in place, no step yet),
-    ``running``, ``out``, ``finished``"""
+    status: WorkerState
     generation: int = -1
     rank: int = -1
     step: int = 0
@@ -72,10 +79,7 @@ class LeftGeneration(Message, tag="executor.left_generation/1"):
     worker: str
     generation: int
     rank: int
-    reason: str
-    """``aborted``, ``peer`` (a peer's failure), ``transport`` (an error of NCCL that a peer's death
-    causes, and a fault of this worker's machine too), ``error`` (the worker's own exception) or
-    ``spike`` (of loss or gradient norm, from which the run is to go back)."""
+    reason: LeaveReason
     detail: str = ""
     """The exception, one line; with ``error`` and ``transport`` also the innermost frames of the
     traceback."""
@@ -297,7 +301,7 @@ class Inject(Message, tag="executor.inject/1"):
 
     epoch: int
     target: str
-    """``worker`` (with ``rank``) or the name of a service."""
+    """The worker of ``rank``, called ``worker``, or a service by its name."""
     fault: str
     """One of ``headway.controller.faults.faults.FAULTS``."""
     rank: int = -1

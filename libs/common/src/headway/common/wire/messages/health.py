@@ -3,9 +3,30 @@ from them (verdicts)."""
 
 from __future__ import annotations
 
+from typing import Literal
+
 import msgspec
 from headway.common.wire.about import PartOf, note
 from headway.common.wire.message import Message
+
+RankPhase = Literal["step", "join", "restore", "eval", "sample"]
+DataWait = Literal["daemon", "readers", "ready", ""]
+Waits = Literal["others", "device", ""]
+EvidenceSource = Literal["proc", "flight", "log", "beat", "host", "kernel"]
+LogKind = Literal[
+    "user_error", "gpu_fault", "network_fault", "pcie_error", "out_of_memory", "disk_full",
+    "disk_fault", "memory_error", "kernel_stall", "crash_report", "collective_timeout",
+    "peer_lost", "nan_loss",
+]  # fmt: skip
+"""What a log line can show."""
+VerdictKind = Literal[
+    "crash", "stopped", "silence", "unexplained_hang", "data_stall", "node_silent", "fabric_cut",
+    "fabric_split", "slow_rank", LogKind,
+]  # fmt: skip
+VerdictAction = Literal[
+    "replace_worker", "kill_worker", "restart_ranks", "restart_service", "replace_node",
+    "stop_run", "observe",
+]  # fmt: skip
 
 
 class WorkerSignals(Message, tag="health.worker_signals/1"):
@@ -17,7 +38,8 @@ class WorkerSignals(Message, tag="health.worker_signals/1"):
     pid: int
     start_ticks: int
     state: str
-    """``R S D T t Z`` as in /proc, ``gone`` (no such process) or ``done`` (exited with code 0)."""
+    """The kernel's letter in /proc, whose set is the kernel's; ``gone`` without such a process,
+    ``done`` if it exited with code 0."""
     generation: int
     head: int
     """Flight records begun so far, which grows while the rank works."""
@@ -34,8 +56,8 @@ class WorkerSignals(Message, tag="health.worker_signals/1"):
     open_kind: str = ""
     """Name of the newest action that has begun and not ended; empty between actions."""
     open_micro_batch: int = -1
-    phase: str = "step"
-    """``join``, ``restore`` or ``eval`` while such an action is open, else ``step``."""
+    phase: RankPhase = "step"
+    """The action that may take long while one is open, else ``step``."""
     rss_bytes: int = 0
     pss_bytes: int = 0
     """Proportional share, refreshed every ``HealthConfig.pss_interval_s``; 0 if unknown."""
@@ -47,10 +69,9 @@ class WorkerSignals(Message, tag="health.worker_signals/1"):
     """From the last words of a process that has ended; None when it left none."""
     reason: str = ""
     """From the last words."""
-    data_wait: str = ""
-    """What the rank waits for in its data ring: ``daemon`` (no data for it), ``readers``
-    (another reader keeps the ring full) or ``ready`` (data is available); empty while
-    its ring is unknown."""
+    data_wait: DataWait = ""
+    """What the rank waits for in its data ring: for its daemon, which has no data for it; for
+    another reader, which keeps the ring full; for nothing. Empty while its ring is unknown."""
     data_age_s: float = -1.0
     """Time since data last arrived in that ring, -1 while the ring is unknown."""
     data_pid: int = 0
@@ -58,10 +79,9 @@ class WorkerSignals(Message, tag="health.worker_signals/1"):
     alive_age_s: float = -1.0
     """Time since a thread of the process that waits for no other rank last showed that it runs;
     -1 without such a thread."""
-    waits: str = ""
-    """``others`` while its main thread waits for other ranks, or for the driver between
-    generations; ``device`` while it only launches work, so that where it stands proves nothing;
-    else empty."""
+    waits: Waits = ""
+    """For others: its main thread waits for other ranks, or for the driver between generations.
+    For the device: it only launches work, so that where it stands proves nothing."""
     step_age_s: float = -1.0
     """How long the step under way has lasted, -1 outside of one."""
     compute_s: float = 0.0
@@ -148,8 +168,7 @@ class Evidence(Message, tag="health.evidence/1"):
 
     about = PartOf("Verdict")
 
-    source: str
-    """``proc``, ``flight``, ``log``, ``beat``, ``host`` or ``kernel``."""
+    source: EvidenceSource
     name: str
     value: str
 
@@ -169,9 +188,7 @@ class Verdict(Message, tag="health.verdict/1"):
 
     id: str
     revision: int
-    kind: str
-    """``crash``, ``stopped``, ``silence``, ``unexplained_hang``, ``data_stall``, ``node_silent``,
-    ``fabric_cut``, ``fabric_split``, ``slow_rank`` or the kind of a log rule."""
+    kind: VerdictKind
     is_open: bool
     run_id: str
     node: int
@@ -181,9 +198,7 @@ class Verdict(Message, tag="health.verdict/1"):
     generation: int = -1
     confidence: float = 0.0
     """0..1."""
-    action: str = ""
-    """``replace_worker``, ``kill_worker``, ``restart_ranks``, ``restart_service``,
-    ``replace_node``, ``stop_run``, ``observe``."""
+    action: VerdictAction = "observe"
     service: str = ""
     """The faulty service, such as ``dataloader``; empty if a rank or a node is at fault."""
     taken: str = ""

@@ -2,8 +2,17 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 from headway.common.wire.about import PartOf, note
 from headway.common.wire.message import Message
+
+SteerOperation = Literal[
+    "pause", "resume", "stop", "checkpoint", "set", "unset", "extend", "evaluate", "sample",
+    "rollback",
+]  # fmt: skip
+"""What a user asks of all ranks."""
+RestoreSource = Literal["init", "arena", "durable"]
 
 
 class Restore(Message, tag="worker.restore/1"):
@@ -11,9 +20,8 @@ class Restore(Message, tag="worker.restore/1"):
 
     about = PartOf("Assign")
 
-    source: str
-    """``init`` (step 0 from the seed), ``arena`` (the rank's own segment) or
-    ``durable`` (a folder)"""
+    source: RestoreSource
+    """Step 0 from the seed, the rank's own segment, or a folder."""
     step: int
     """Completed steps in the state to restore."""
     folder: str = ""
@@ -38,9 +46,9 @@ class Steer(Message, tag="worker.steer/1"):
 
     sequence: int
     """Position in the run's command list, from 1; ranks apply commands in this order."""
-    operation: str
-    """``pause``, ``resume``, ``stop``, ``checkpoint``, ``set``, ``unset``, ``extend``,
-    ``evaluate``, ``sample`` or ``rollback``, which only the driver carries out."""
+    operation: Literal[SteerOperation, "retired"]
+    """Only the driver carries out a ``rollback``; nobody what is ``retired``: it had its effect
+    before the run was resumed."""
     name: str = ""
     """With ``set`` and ``unset``: the setting, today ``lr``."""
     value: float = 0.0

@@ -8,13 +8,14 @@ from headway.common.wire.messages.driver import NodeBeat, Relay, WorkerGone
 from headway.common.wire.messages.executor import (
     DriverBeat,
     KillWorker,
+    LeaveReason,
     LeftGeneration,
     ReadSeals,
     RestartService,
     StoreOpened,
     ToWorker,
 )
-from headway.common.wire.messages.worker import Assign, Steer
+from headway.common.wire.messages.worker import Assign, Steer, SteerOperation
 from headway.controller.decisions.events import BeginGeneration, Finish, Judged, Steered
 from headway.controller.decisions.state import RunState
 from headway.testkit.trainer.cluster_model.network import Network
@@ -118,7 +119,7 @@ class FakeCluster:
             self.old_drivers.append(self.driver)
         self.driver = self._new_driver()
 
-    def command(self, operation: str, count: int = 0) -> None:
+    def command(self, operation: SteerOperation, count: int = 0) -> None:
         """A command of the user."""
         steer = Steer(sequence=len(self.disk.commands) + 1, operation=operation, count=count)
         self.disk.commands.append(steer)
@@ -246,7 +247,7 @@ class FakeCluster:
     def _home(self, worker: FakeWorker) -> FakeNode:
         return next(n for n in self.nodes.values() if worker.name in n.workers)
 
-    def _leave(self, worker: FakeWorker, reason: str, **more: object) -> None:
+    def _leave(self, worker: FakeWorker, reason: LeaveReason, **more: object) -> None:
         worker.status = "left"
         left = LeftGeneration(
             worker=worker.name,

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from headway.common.wire.messages.driver import NodeBeat, Seals
-from headway.common.wire.messages.executor import WorkerBeat
+from headway.common.wire.messages.executor import WorkerBeat, WorkerState
 
 PULSE_S = 0.5
 
@@ -17,7 +17,7 @@ class FakeWorker:
     """A worker process."""
 
     name: str
-    status: str = "idle"
+    status: WorkerState = "idle"
     generation: int = -1
     aborted: int = -1
     rank: int = -1

@@ -7,14 +7,14 @@ from collections.abc import Iterable
 
 import msgspec
 from headway.common.decide import Action, Log
-from headway.common.wire.messages.executor import WorkerBeat
+from headway.common.wire.messages.executor import WorkerBeat, WorkerState
 from headway.common.wire.messages.worker import Assign, Steer
 from headway.controller.decisions import spikes
 from headway.controller.decisions.core import Core
 from headway.controller.decisions.events import Finish
 from headway.controller.decisions.phases.base import Phase, ranks, seconds
 
-HOLDING = ("restored", "running", "finished")
+HOLDING: tuple[WorkerState, ...] = ("restored", "running", "finished")
 """Statuses of a worker that has its state."""
 
 
