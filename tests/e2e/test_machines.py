@@ -108,7 +108,7 @@ def _is_refused(machines: Machines, ticket: Mapping[str, Any], expected: str) ->
     """By one line with a remedy, and no process and no file stays."""
     head, kept = machines.head, machines.files_of_runs(machines.head)
     assert head.processes() == []
-    words = [sys.executable, "-m", "headway.launch.join", "start", "--limit", "10"]
+    words = [sys.executable, "-m", "headway.launch.machine", "start", "--limit", "10"]
     done = head.run(words, stdin=json.dumps(ticket), check=False)
     assert done.returncode != 0 and done.stdout == "", done.stdout
     [line] = done.stderr.splitlines()

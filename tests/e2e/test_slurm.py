@@ -138,7 +138,7 @@ def _read_logs(machines: Machines, name: str) -> None:
 def _check_private(capture: Path, run: Path) -> None:
     """The run's secret, the tokens of its tickets and its logs have not crossed in plain."""
     sent, secret = streams(capture), json.loads((run / "bundle.json").read_text())["secret"]
-    words = [b"headway.launch.join", b"--ticket", b"--answer"]
+    words = [b"headway.launch.machine", b"--ticket", b"--answer"]
     for word in words:
         assert any(word in one.data for one in sent), "Slurm's own calls are in the capture"
     for private in (secret.encode(), A_LINE, b'"event"'):

@@ -188,7 +188,7 @@ def test_nothing_runs_as_a_machine_without_a_ticket(capfd: pytest.CaptureFixture
     null = os.open(os.devnull, os.O_RDONLY)
     pid = os.posix_spawn(
         sys.executable,
-        [sys.executable, "-m", "headway.launch.join", "start"],
+        [sys.executable, "-m", "headway.launch.machine", "start"],
         {**os.environ},
         file_actions=[(os.POSIX_SPAWN_DUP2, null, 0)],
     )

@@ -240,7 +240,7 @@ def _start(file: Path, index: str | None) -> subprocess.CompletedProcess[str]:
     """The words of the container, as a process of their own."""
     env = {name: value for name, value in os.environ.items() if name != pod.INDEX}
     env |= {} if index is None else {pod.INDEX: index}
-    words = [sys.executable, "-m", "headway.launch.join", "pod", str(file)]
+    words = [sys.executable, "-m", "headway.launch.machine", "pod", str(file)]
     return subprocess.run(words, env=env, capture_output=True, text=True, timeout=LIMIT_S)
 
 

@@ -85,7 +85,7 @@ def test_nothing_of_another_users_folder_is_used(tmp_path: Path, verb: str) -> N
     ticket = _ticket(str(tmp_path / "scratch"))
     ticket.folder.mkdir(parents=True)
     os.chown(ticket.folder, OTHER, OTHER)
-    words = [sys.executable, "-m", "headway.launch.join", verb]
+    words = [sys.executable, "-m", "headway.launch.machine", verb]
     done = subprocess.run(words, input=ticket.to_json(), text=True, capture_output=True)
     assert done.returncode == InputError.exit_code
     assert f"{ticket.folder} is not a folder of user 0" in done.stderr

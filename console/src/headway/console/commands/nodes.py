@@ -256,7 +256,7 @@ def init(
             remedy="use --ticket to join a run, --cluster for a node on this machine",
         )
     if ticket is not None:
-        words = ["-m", "headway.launch.join", "init"]
+        words = ["-m", "headway.launch.machine", "init"]
         try:
             with ticket.open("rb") as file:
                 check_private(ticket, os.fstat(file.fileno()).st_mode)

@@ -1,4 +1,4 @@
-"""``python -m headway.launch.join VERB < TICKET``: the commands that engines run on a machine.
+"""``python -m headway.launch.machine VERB < TICKET``: the commands that engines run on a machine.
 
 prepare    prepare the run's corpus if it is absent; so that no start takes long
 start      join the run, unless this machine has; start the node's init and wait until it is up
@@ -61,7 +61,7 @@ PREPARE_LIMIT_S = 600.0
 def main(argv: Sequence[str] | None = None) -> int:
     """Returns the exit code; an error is one line on standard error."""
     parser = argparse.ArgumentParser(
-        prog="python -m headway.launch.join",
+        prog="python -m headway.launch.machine",
         description=__doc__.replace("``", "`"),
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )

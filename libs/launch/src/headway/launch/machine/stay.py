@@ -106,7 +106,7 @@ class Stay:
     def _start(self) -> None:
         """Start the init, or keep a living one, by a process that ends: so it is not below this
         one."""
-        words = [sys.executable, "-m", "headway.launch.join", "start"]
+        words = [sys.executable, "-m", "headway.launch.machine", "start"]
         started = subprocess.run(words, input=self._ticket.to_json(), text=True)
         if started.returncode:
             raise SystemExit(started.returncode)  # it has said why

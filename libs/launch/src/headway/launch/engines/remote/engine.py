@@ -49,7 +49,7 @@ class Machines(Protocol):
         """
 
     def call(self, node: int, verb: str, ticket: str, *, limit_s: float) -> str:
-        """Run a verb of ``python -m headway.launch.join`` on the machine; returns its output.
+        """Run a verb of ``python -m headway.launch.machine`` on the machine; returns its output.
         The ticket has no secret.
 
         Raises:

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 
 from headway.common.errors import DeadlineError, HeadwayError, InputError
 
-MODULE = ("-m", "headway.launch.join")
+MODULE = ("-m", "headway.launch.machine")
 
 
 class UnreachableError(HeadwayError):
