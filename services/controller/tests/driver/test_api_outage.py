@@ -12,8 +12,8 @@ from headway.common.node.process import ProcessId
 from headway.common.node.run_dir import RunDir, new_run_id
 from headway.common.node.testing import private_roots, wait_until
 from headway.common.wire.messages.executor import DriverBeat
+from headway.common.wire.side_thread import ThreadPerKind
 from headway.controller.driver import leadership
-from headway.controller.driver.background import Background
 from headway.controller.driver.leadership import Leadership
 from headway.controller.executor.folder_look import FolderLook
 from headway.controller.executor.node_events import DriverReported
@@ -54,7 +54,7 @@ class Lead:
     def __init__(self, run: RunDir, patch: pytest.MonkeyPatch) -> None:
         self.lines: list[str] = []
         self.is_stopped = False
-        self._background = Background()
+        self._background = ThreadPerKind()
         for level in ("info", "warning", "error"):
             patch.setattr(leadership.log, level, self._note)
         engine: Any = None

@@ -34,7 +34,7 @@ class _Machines:
             raise HeadwayError("a process does not end", remedy="look")
         self.started.append(node)
 
-    def start(
+    def submit(
         self, kind: str, work: Callable[[], Any], then: Callable[[Any, Exception | None], None]
     ) -> None:
         assert kind

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 from headway.common.node.process import ProcessId
-from headway.controller.driver.background import Background
+from headway.common.wire.side_thread import ThreadPerKind
 from headway.controller.driver.leadership import Leadership
 from headway.launch.lease.file import FileLease, Holder, SupersededError
 from headway.testkit.trainer.driver_place import LIMIT_S
@@ -34,7 +34,7 @@ class Takeover:
     """The lease of a run whose driver, on node 1, was followed by one on node 2."""
 
     def __init__(self, folder: Path, former: Holder) -> None:
-        self.lease, self.background = FileLease(folder), Background()
+        self.lease, self.background = FileLease(folder), ThreadPerKind()
         assert self.lease.claim(0) == 1
         self.lease.publish(former)
         assert self.lease.claim(1) == 2
@@ -45,7 +45,7 @@ class Takeover:
 
     def has_effect(self) -> bool:
         """Whether something was started in the background; waits for its end."""
-        if not self.background._running:
+        if not self.background.is_busy("end of the former driver"):
             return False
         assert select.select([self.background.done_fd], [], [], LIMIT_S)[0]
         self.background.run_callbacks()

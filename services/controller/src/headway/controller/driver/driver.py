@@ -39,6 +39,7 @@ from headway.common.wire.messages.executor import StopRun
 from headway.common.wire.messages.health import Verdict, VerdictTaken
 from headway.common.wire.server import BACKLOG, Server
 from headway.common.wire.service import Service
+from headway.common.wire.side_thread import ThreadPerKind
 from headway.controller.decisions.events import (
     Answer,
     AwaitCheckpoint,
@@ -55,7 +56,6 @@ from headway.controller.decisions.events import (
     Tick,
 )
 from headway.controller.decisions.state import RunState
-from headway.controller.driver.background import Background
 from headway.controller.driver.beginning import begin
 from headway.controller.driver.clocks import RunClock
 from headway.controller.driver.durable import Checkpoints, newest_mark
@@ -104,7 +104,7 @@ class Driver:
     def __init__(self, run_dir: Path, cluster: ClusterFolder, node: int, epoch: int) -> None:
         self.run_dir, self.cluster, self.node = RunDir(run_dir), cluster, node
         self.config = load(RunConfig, files=[self.run_dir.config])
-        self._background, self.engine = Background(), engine_of(self.run_dir, cluster)
+        self._background, self.engine = ThreadPerKind(), engine_of(self.run_dir, cluster)
         self._leadership = Leadership(
             self.run_dir.control, node, epoch, self.engine, self._background
         )
@@ -333,7 +333,7 @@ class Driver:
             if error:
                 self.handle(Failed(action, error))
             else:
-                self._background.start("mark the generation in the checkpoints folder", mark, then)
+                self._background.submit("mark the generation in the checkpoints folder", mark, then)
 
         def mark() -> None:
             mark_generation(self.run_dir.checkpoints, action.generation, action.restored_step)
@@ -352,7 +352,7 @@ class Driver:
                 log.warning("the node of this driver has left the run; leaving", node=self.node)
                 self._service.stop()
 
-        self._background.start(f"{type(action).__name__} {action.node}", work, then)
+        self._background.submit(f"{type(action).__name__} {action.node}", work, then)
 
     def _report_bad(self, node: int, reason: str) -> None:
         """Report a bad machine to the engine; tried once, since the run does not depend on it."""
@@ -361,7 +361,7 @@ class Driver:
             if error is not None:
                 log.warning("cannot take the machine out of service", node=node, error=str(error))
 
-        self._background.start(
+        self._background.submit(
             f"report node {node}", lambda: self.engine.report_bad(node, reason), then
         )
 

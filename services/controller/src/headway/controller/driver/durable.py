@@ -10,6 +10,7 @@ from headway.ckpt_store import complete, has_mark, look, newest
 from headway.common.decide import Done, Failed
 from headway.common.errors import CorruptError
 from headway.common.log import get_logger
+from headway.common.wire.side_thread import ThreadPerKind
 from headway.controller.decisions.events import (
     AwaitCheckpoint,
     CheckCheckpoint,
@@ -17,7 +18,6 @@ from headway.controller.decisions.events import (
     FindDurable,
     Input,
 )
-from headway.controller.driver.background import Background
 
 log = get_logger("driver")
 
@@ -29,7 +29,7 @@ class Checkpoints:
         self,
         folder: Path,
         world_size: int,
-        background: Background,
+        background: ThreadPerKind,
         handle: Callable[[Input], None],
     ) -> None:
         self._folder, self._world_size = folder, world_size
@@ -42,7 +42,7 @@ class Checkpoints:
             self._handle(found or DurableFound(None, str(error), action.only))
 
         work = functools.partial(search, self._folder, self._world_size, action)
-        self._background.start("look for the newest checkpoint", work, then)
+        self._background.submit("look for the newest checkpoint", work, then)
 
     def check(self, action: CheckCheckpoint) -> None:
         """Whether every byte of a checkpoint is sound."""
@@ -66,7 +66,7 @@ class Checkpoints:
                 self._handle(Failed(action, found or str(error), is_final=error is None))
 
         work = functools.partial(problem, self._folder, self._world_size, step)
-        self._background.start(what, work, then)
+        self._background.submit(what, work, then)
 
 
 def search(checkpoints: Path, world_size: int, action: FindDurable) -> DurableFound:

@@ -8,8 +8,8 @@ from typing import Any
 from headway.common.decide import Done, Failed
 from headway.common.errors import HeadwayError
 from headway.common.log import get_logger
+from headway.common.wire.side_thread import ThreadPerKind
 from headway.controller.decisions.events import ExecutorEnded, ReleaseNode, RestartNode
-from headway.controller.driver.background import Background
 from headway.controller.driver.lines import MAX_ASKED, Lines
 from headway.launch.cluster import ClusterFolder
 from headway.launch.engine import Engine, NodeLost
@@ -37,7 +37,7 @@ class EngineLooks:
         engine: Engine,
         cluster: ClusterFolder,
         lines: Lines,
-        background: Background,
+        background: ThreadPerKind,
         handle: Callable[[ExecutorEnded], object],
         note: Callable[[str, dict[str, Any]], object],
     ) -> None:
@@ -55,7 +55,7 @@ class EngineLooks:
         nodes = self._lines.silent(SILENT_S)
         if nodes:
             look = lambda: [node for node in nodes if self._has_ended(node)]  # noqa: E731
-            self._background.start("look for ended inits", look, then)
+            self._background.submit("look for ended inits", look, then)
 
     def for_orphans(self, nodes: Sequence[int]) -> None:
         """Start the init of executors that have lost theirs; they themselves are well: they report.
@@ -86,7 +86,7 @@ class EngineLooks:
             if error is not None:
                 log.warning("no init can be started", reason=str(error))
 
-        self._background.start("look for lost inits", restart, then)
+        self._background.submit("look for lost inits", restart, then)
 
     def _has_ended(self, node: int) -> bool:
         try:

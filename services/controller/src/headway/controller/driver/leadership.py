@@ -11,7 +11,7 @@ from typing import Any
 from headway.common.errors import HeadwayError
 from headway.common.log import get_logger
 from headway.common.node.process import ProcessId
-from headway.controller.driver.background import Background
+from headway.common.wire.side_thread import ThreadPerKind
 from headway.controller.driver.lines import Lines
 from headway.launch.engine import Engine
 from headway.launch.lease.choose import lease_of
@@ -50,7 +50,7 @@ class Leadership:
     """The driver before, if it did not leave by itself."""
 
     def __init__(
-        self, folder: Path, node: int, epoch: int, engine: Engine, background: Background
+        self, folder: Path, node: int, epoch: int, engine: Engine, background: ThreadPerKind
     ) -> None:
         self._node = node
         self._lease = lease_of(folder, self._fence_elsewhere)
@@ -89,7 +89,7 @@ class Leadership:
         if former.node == self._node:  # its machine was rebooted, or is another one now
             return True
         work = partial(self._engine.fence, former.node, self._epoch)
-        self._background.start("end of the former driver", work, then)
+        self._background.submit("end of the former driver", work, then)
         return True
 
     def silence(self, driver_silent_s: float) -> dict[str, Any]:
@@ -120,7 +120,7 @@ class Leadership:
             else:
                 self._renewed()
 
-        self._background.start("renewal of the lease", self._tenure.renew, then)
+        self._background.submit("renewal of the lease", self._tenure.renew, then)
 
     def _missed(self, error: Exception) -> None:
         """Log it once: attempts that fail and those that have not ended yet take turns."""
@@ -158,4 +158,4 @@ class Leadership:
                 log.error("cannot give up the lease", reason=str(error))
             self.stop()
 
-        self._background.start("resignation", self._tenure.resign, then)
+        self._background.submit("resignation", self._tenure.resign, then)

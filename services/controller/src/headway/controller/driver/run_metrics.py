@@ -17,8 +17,8 @@ from headway.common.node.run_dir import RunDir
 from headway.common.wire.messages.executor import StepMetrics
 from headway.common.wire.metrics import Metric, Metrics
 from headway.common.wire.service import Service
+from headway.common.wire.side_thread import ThreadPerKind
 from headway.controller.decisions.state import PHASES, RunState
-from headway.controller.driver.background import Background
 from headway.controller.journal.reports import Reports
 from headway.trainer.config import LaunchConfig, MetricsPorts
 
@@ -85,7 +85,7 @@ class RunMetrics:
     def serve(
         self,
         service: Service,
-        background: Background,
+        background: ThreadPerKind,
         state: RunState,
         reports: Reports,
         outcome: Callable[[], str],
@@ -200,7 +200,7 @@ def targets(name: str, ports: MetricsPorts, home: int) -> list[dict[str, Any]]:
 
 
 def _keep_targets(
-    run: RunDir, ports: MetricsPorts, home: int, service: Service, background: Background
+    run: RunDir, ports: MetricsPorts, home: int, service: Service, background: ThreadPerKind
 ) -> None:
     """Write ``metrics_targets.json`` into the run's folder; where that fails, again later."""
 
@@ -213,6 +213,6 @@ def _keep_targets(
             service.after(TARGETS_AGAIN_S, begin)
 
     def begin() -> None:
-        background.start("write the targets for Prometheus", write, then)
+        background.submit("write the targets for Prometheus", write, then)
 
     begin()
