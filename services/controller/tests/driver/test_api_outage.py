@@ -126,12 +126,12 @@ def node(tmp_path: Path, run: RunDir) -> Iterator[NodeRun]:
         made.services.start = refuse  # type: ignore[method-assign]
         yield made
         made.guardian.is_ending = True
-        made.hands.close()
+        made.side_thread.close()
 
 
 def _turn(node: NodeRun, *, epoch: int = 0) -> bool:
     """Of an executor's loop; with ``epoch``, its driver reports."""
-    node.take_results()
+    node.side_thread.run_callbacks()
     node.look()
     node.look_at_folder()
     if epoch:

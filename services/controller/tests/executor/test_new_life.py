@@ -39,7 +39,7 @@ def folder(tmp_path: Path) -> Iterator[RunDir]:
 
 def attach(folder: RunDir, tmp_path: Path, *, is_fresh: bool, node: int = 0) -> NodeRun:
     run = NodeRun(ClusterFolder(tmp_path / "cluster"), node, folder.path, is_fresh=is_fresh)
-    run.hands.close()
+    run.side_thread.close()
     return run
 
 

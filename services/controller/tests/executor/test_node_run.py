@@ -46,7 +46,7 @@ def run(tmp_path: Path) -> Iterator[NodeRun]:
         made = NodeRun(ClusterFolder(tmp_path / "cluster"), 0, folder.path)
         made.guardian.services.kept.clear()
         yield made
-        made.hands.close()
+        made.side_thread.close()
 
 
 def end(run: NodeRun) -> None:

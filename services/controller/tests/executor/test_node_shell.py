@@ -55,7 +55,7 @@ class Nodes:
     def pump(self) -> bool:
         """A turn of every node's loop."""
         for run in self.made:
-            run.take_results()
+            run.side_thread.run_callbacks()
             run.look()
             run.look_at_folder()
         return True
@@ -84,7 +84,7 @@ def nodes(tmp_path: Path) -> Iterator[Nodes]:
         yield made
         for run in made.made:
             run.guardian.is_ending = True
-            run.hands.close()
+            run.side_thread.close()
         for _, _, _, process in made.started:
             process.kill()
 

@@ -175,7 +175,7 @@ class Executor:
         }
         self._local = Server(run.paths.endpoint("executor"), handlers)
         self._service.watch(self._local.socket, self._local.handle_ready)
-        self._service.watch(run.hands.fd, self._take_results)
+        self._service.watch(run.side_thread.done_fd, self._take_results)
         self._looked_at = 0.0
         if (ports := run.config.launch.metrics_ports) is not None:
             self._service.serve_metrics(ports.of("executor", self.node))
@@ -211,8 +211,8 @@ class Executor:
             self._send(peer, Quit())
         self._ending = threading.Thread(target=run.ending().run, name="end", daemon=True)
         self._ending.start()
-        self._service.unwatch(run.hands.fd)
-        run.hands.close()
+        self._service.unwatch(run.side_thread.done_fd)
+        run.side_thread.close(0.0)
         if self._uplink is not None:
             self._uplink.close()
         if self._local is not None:
@@ -263,7 +263,7 @@ class Executor:
     def _take_results(self) -> None:
         if self._run is None or self._uplink is None or self._ending is not None:
             return
-        self._run.take_results()
+        self._run.side_thread.run_callbacks()
         view = self._run.guardian.leading.view
         if view is not None and self._ending is None and self._uplink.follow(view.holder):
             self._run.guardian.known_version = -1

@@ -12,7 +12,8 @@ import os
 import time
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 from headway.common.config import load
@@ -28,11 +29,11 @@ from headway.common.wire.loop import Throttle
 from headway.common.wire.message import Message
 from headway.common.wire.messages.driver import NodeBeat, Seals
 from headway.common.wire.messages.executor import DriverBeat, Inject
+from headway.common.wire.side_thread import SideThread
 from headway.controller.executor import node_files
 from headway.controller.executor.clock_offset import ClockOffset
 from headway.controller.executor.folder_look import FolderLook
 from headway.controller.executor.guardian import SERVICES, Guardian, NodeFacts, leader_services
-from headway.controller.executor.hands import Hands
 from headway.controller.executor.node_end import NodeEnd
 from headway.controller.executor.node_events import (
     AskForFork,
@@ -73,14 +74,6 @@ NEVER_BACK = Log | Send | Kill
 beats make up for notes."""
 
 log = get_logger("node")
-
-
-@dataclass(frozen=True)
-class LookAtFolder:
-    """See whether the run's folder is there and how the lease in it stands."""
-
-
-Job = StartService | Claim | ClearAway | LookAtFolder
 
 
 class NodeRun:
@@ -127,7 +120,8 @@ class NodeRun:
         """Worker -> identity of its socket."""
         self._lease = lease_of(self.run.control)
         self._look_at_folder = FolderLook(run_dir, self.run.config, self._lease)
-        self.hands: Hands[Job, Event] = Hands(self._work)
+        self.side_thread = SideThread("node")
+        """For what touches the run's folder, which may hang with the file system it lies on."""
         self._is_looking = False
         self._killed: set[ProcessId] = set()
         self._zygote_read_at = 0.0
@@ -189,8 +183,8 @@ class NodeRun:
         """Have the run's folder looked at, unless a look is under way. Never blocks."""
         if not self._is_looking:
             self._is_looking = True
-            self.hands.ask(LookAtFolder())
-        elif self.hands.busy_s() > FOLDER_HANGS_S:
+            self.side_thread.submit(self._look_at_folder, self._seen)
+        elif self.side_thread.busy_s() > FOLDER_HANGS_S:
             self.handle(FolderSeen("unknown", detail="its file system does not answer"))
 
     def look_pause_s(self) -> float:
@@ -201,12 +195,9 @@ class NodeRun:
         is_calm = self.guardian.driver_silent_s < CALM_S and not leading.is_stale
         return self._lease.calm_look_s if is_calm else self._lease.look_s
 
-    def take_results(self) -> None:
-        """Take in what is done on the thread that may hang."""
-        for event in self.hands.results():
-            if isinstance(event, FolderSeen):
-                self._is_looking = False
-            self.handle(event)
+    def _seen(self, seen: FolderSeen | None, error: Exception | None) -> None:
+        self._is_looking = False
+        self.handle(seen or FolderSeen("unknown", detail=_reason(error)))
 
     def _state(self, process: ProcessId) -> str:
         try:
@@ -248,7 +239,7 @@ class NodeRun:
     def _do(self, action: Action) -> Event | None:
         match action:
             case StartService() | Claim() | ClearAway():
-                self.hands.ask(action)
+                self._do_aside(action)
                 return None
             case Kill():
                 self._killed.add(action.process)
@@ -284,23 +275,23 @@ class NodeRun:
             self._files.keep()
         self.handle(Trouble("sockets", self._reach.look(self.guardian.services)))
 
-    def _work(self, job: Job) -> Event:
-        """On the thread that may hang; returns what came of the job, never raises."""
-        try:
-            match job:
-                case LookAtFolder():
-                    return self._look_at_folder()
-                case StartService():
-                    return Started(job, self.services.start(job.name, job.epoch))
-                case Claim():
-                    return Claimed(job, self._lease.claim(job.after))
-                case ClearAway():
-                    node_files.clear_away(self.paths, self.run.logs, job.living)
-                    return Done(job)
-        except Exception as error:
-            if isinstance(job, LookAtFolder):
-                return FolderSeen("unknown", detail=_reason(error))
-            return Failed(job, _reason(error))
+    def _do_aside(self, action: StartService | Claim | ClearAway) -> None:
+        """Carry it out on the side thread; the guardian learns what came of it."""
+
+        def then(outcome: Event | None, error: Exception | None) -> None:
+            self.handle(outcome or Failed(action, _reason(error)))
+
+        self.side_thread.submit(partial(self._outcome, action), then)
+
+    def _outcome(self, action: StartService | Claim | ClearAway) -> Event:
+        match action:
+            case StartService():
+                return Started(action, self.services.start(action.name, action.epoch))
+            case Claim():
+                return Claimed(action, self._lease.claim(action.after))
+            case ClearAway():
+                node_files.clear_away(self.paths, self.run.logs, action.living)
+                return Done(action)
 
     # ---- for the driver -----------------------------------------------------------------------
     def beat(self, *, is_ending: bool = False) -> NodeBeat:
@@ -386,7 +377,7 @@ class NodeRun:
         )
 
 
-def _reason(error: Exception) -> str:
+def _reason(error: Exception | None) -> str:
     if isinstance(error, HeadwayError):
         return error.message
     if isinstance(error, OSError) and error.strerror:
