@@ -8,7 +8,6 @@ running; its successor, which the node's init starts, finds it again.
 from __future__ import annotations
 
 import os
-import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -46,6 +45,7 @@ from headway.common.wire.messages.service import ServiceBeat
 from headway.common.wire.messages.worker import Acknowledged, Quit
 from headway.common.wire.server import Server
 from headway.common.wire.service import SOCKET_LOOK_S, Service
+from headway.common.wire.side_thread import SideThread
 from headway.controller.executor.last_save import LastSave
 from headway.controller.executor.node_events import (
     DriverReported,
@@ -96,7 +96,7 @@ class Executor:
         self._local: Server | None = None
         self._run: NodeRun | None = None
         self._uplink: Uplink | None = None
-        self._ending: threading.Thread | None = None
+        self._ending: SideThread | None = None
         self._last_save: LastSave | None = None
         self._save: LastSave | None = None
         self._looked_at = 0.0
@@ -209,8 +209,8 @@ class Executor:
         log.info("the run has ended", outcome=outcome)
         for peer in run.peers.values():
             self._send(peer, Quit())
-        self._ending = threading.Thread(target=run.ending().run, name="end", daemon=True)
-        self._ending.start()
+        self._ending = SideThread("end")
+        self._ending.submit(run.ending().run, lambda _result, _error: self._over())
         self._service.unwatch(run.side_thread.done_fd)
         run.side_thread.close(0.0)
         if self._uplink is not None:
@@ -220,9 +220,10 @@ class Executor:
 
     def _over(self) -> None:
         """Nothing of the run is left on this node."""
-        run, local = self._run, self._local
+        run, local, ending = self._run, self._local, self._ending
         self._run = self._uplink = self._local = self._ending = None
-        assert run is not None and local is not None
+        assert run is not None and local is not None and ending is not None
+        ending.close(0.0)
         local.close()
         self._service.end_metrics()
         # who waits for the run to be over waits for this node to be clean: K.run goes last
@@ -249,8 +250,7 @@ class Executor:
             self._report_change()
             return
         reap_children()
-        if not self._ending.is_alive():
-            self._over()
+        self._ending.run_callbacks()
 
     def _watch_folder(self) -> None:
         if self._run is None or self._ending is not None or self._last_save is not None:
