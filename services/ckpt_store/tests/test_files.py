@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
 import errno
 import mmap
 import os
 import subprocess
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -179,17 +178,16 @@ def tiny_disk(tmp_path: Path) -> Iterator[Path]:
 def test_on_a_full_tmpfs_the_flush_fails_cleanly_and_the_disk_thread_goes_on(
     tiny_disk: Path, until: Any
 ) -> None:
-    disk = Disk(tiny_disk, Files(), StoreConfig())
     events: list[Any] = []
+    disk = Disk(tiny_disk, Files(), StoreConfig(), events.append)
+
+    def until_seen(condition: Callable[[], bool]) -> None:
+        until(lambda: disk.thread.run_callbacks() or condition())
 
     def flush(num_floats: int, step: int) -> Any:
         job = FlushSlot(Slot(step, 0, 0, step))
         disk.submit(job, snapshots.small_snapshot(step, num_floats=num_floats))
-        until(
-            lambda: (
-                events.extend(disk.take()) or any(getattr(e, "job", None) == job for e in events)
-            )
-        )
+        until_seen(lambda: any(getattr(e, "job", None) == job for e in events))
         return next(e for e in events if getattr(e, "job", None) == job)
 
     try:
@@ -200,11 +198,9 @@ def test_on_a_full_tmpfs_the_flush_fails_cleanly_and_the_disk_thread_goes_on(
         assert "free space" in failed.remedy
         until(lambda: os.statvfs(tiny_disk).f_bfree >= free - 1)  # the empty folder may take a page
         assert isinstance(flush(3000, 2), JobDone)
-        until(lambda: events.extend(disk.take()) or isinstance(events[-1], FolderSeen))
+        until_seen(lambda: isinstance(events[-1], FolderSeen))
     finally:
         assert disk.close()
-        with contextlib.suppress(OSError):
-            os.close(disk.ready_fd)
 
 
 def test_a_file_system_without_fallocate_is_written_without_it(

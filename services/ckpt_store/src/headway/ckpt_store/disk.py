@@ -1,4 +1,4 @@
-"""The disk thread: runs one job at a time and posts its result with a fresh listing.
+"""The disk thread: runs one job at a time and hands back its result, then a fresh listing.
 
 So the daemon's main thread answers messages and beats while a flush of many gigabytes runs; digests
 and writes release the interpreter lock.
@@ -7,10 +7,9 @@ and writes release the interpreter lock.
 from __future__ import annotations
 
 import errno
-import os
-import threading
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
-from queue import SimpleQueue
 
 import structlog
 from headway.ckpt_store.config import StoreConfig
@@ -40,85 +39,72 @@ from headway.ckpt_store.state import (
 )
 from headway.ckpt_store.verify import verify
 from headway.common.errors import HeadwayError
+from headway.common.wire.side_thread import SideThread
 
 _log = structlog.get_logger(__name__)
-_STOP, _LOOK = "stop", "look"
+CLOSE_LIMIT_S = 30.0
 
 
 class Disk:
-    """Starts its thread at once. ``ready_fd`` becomes readable when ``take`` has something."""
+    """Starts its thread at once, whose callbacks pass each event to ``handle``."""
 
-    def __init__(self, checkpoints: Path, files: Files, config: StoreConfig) -> None:
+    def __init__(
+        self,
+        checkpoints: Path,
+        files: Files,
+        config: StoreConfig,
+        handle: Callable[[Event], object],
+    ) -> None:
         self.checkpoints = checkpoints
         self.bytes_written = 0
         self.progress = 0
         """Moves with every piece written or read back, and with every job finished."""
-        self.ready_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
-        self._files = files
+        self.thread = SideThread("ckpt-disk")
+        self._files, self._handle = files, handle
         self._incarnation = ""
         """Of the snapshot flushed last: an attempt given up is dropped before the
         next one is flushed."""
         self._deep = config.verify_before_remove == "digests"
-        self._orders: SimpleQueue[tuple[Job | str, Snapshot | None]] = SimpleQueue()
-        self._events: SimpleQueue[Event] = SimpleQueue()
-        self._is_look_ordered = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="ckpt-disk", daemon=True)
-        self._thread.start()
+        self._is_look_ordered = False
 
     def submit(self, job: Job, snapshot: Snapshot | None = None) -> None:
         """Order a job; ``snapshot`` belongs to ``FlushSlot``. Answered by Done or
         JobFailed, then FolderSeen."""
-        self._orders.put((job, snapshot))
+        self._order(partial(self._carry_out, job, snapshot))
+        self._order(self._list)
 
     def look(self) -> None:
         """Order a listing, unless one is on order."""
-        if not self._is_look_ordered.is_set():
-            self._is_look_ordered.set()
-            self._orders.put((_LOOK, None))
+        if not self._is_look_ordered:
+            self._is_look_ordered = True
+            self._order(self._list)
 
-    def take(self) -> list[Event]:
-        """The events since the last call; never blocks."""
-        try:
-            os.eventfd_read(self.ready_fd)
-        except BlockingIOError:
-            return []
-        events = []
-        while not self._events.empty():
-            events.append(self._events.get())
-        return events
-
-    def close(self, timeout_s: float = 30.0) -> bool:
-        """Finish the job at hand and end the thread; False if that took too long (then the
+    def close(self, limit_s: float = CLOSE_LIMIT_S) -> bool:
+        """Finish the jobs on order and end the thread; False if that took too long (then the
         next start cleans up)."""
-        self._orders.put((_STOP, None))
-        self._thread.join(timeout_s)
-        return not self._thread.is_alive()
+        return self.thread.close(limit_s)
 
-    def _run(self) -> None:
-        while True:
-            job, snapshot = self._orders.get()
-            if job == _STOP:
-                return
-            if not isinstance(job, str):
-                self._post(self._carry_out(job, snapshot))
-                self.progress += 1
-            self._is_look_ordered.clear()
-            self._list()
+    def _order(self, work: Callable[[], Event]) -> None:
+        def then(event: Event | None, error: Exception | None) -> None:
+            if event is not None:
+                self._handle(event)
+            else:  # a bug; the next listing is tried all the same
+                _log.error("the disk thread failed", error=repr(error), exc_info=error)
 
-    def _list(self) -> None:
+        self.thread.submit(work, then)
+
+    def _list(self) -> Event:
+        self._is_look_ordered = False
         try:
-            self._post(FolderSeen(look(self.checkpoints)))
+            return FolderSeen(look(self.checkpoints))
         except OSError as error:
             message = f"{self.checkpoints} cannot be listed: {error}"
-            self._post(FolderUnseen(message, _remedy(error, self.checkpoints)))
-
-    def _post(self, event: Event) -> None:
-        self._events.put(event)
-        os.eventfd_write(self.ready_fd, 1)
+            return FolderUnseen(message, _remedy(error, self.checkpoints))
 
     def _carry_out(self, job: Job, snapshot: Snapshot | None) -> Event:
         try:
             self._do(job, snapshot)
+            return JobDone(job)
         except StaleSnapshotError as error:
             return JobFailed(job, error.message, is_stale=True)
         except HeadwayError as error:
@@ -131,7 +117,8 @@ class Disk:
         except Exception as error:  # the store must outlive a bug in one job
             _log.exception("job failed", job=repr(job))
             return JobFailed(job, repr(error), "report this as a bug")
-        return JobDone(job)
+        finally:
+            self.progress += 1
 
     def _do(self, job: Job, snapshot: Snapshot | None) -> None:
         match job:

@@ -75,7 +75,7 @@ class ServeOptions:
 
 
 class Store:
-    """Connects arenas and folder; the service loop calls ``scan`` and ``pump``."""
+    """Connects arenas and folder; the service loop calls ``scan`` and the callbacks of the disk."""
 
     def __init__(self, options: ServeOptions, config: StoreConfig) -> None:
         files = Files(f"n{options.node}")
@@ -86,7 +86,7 @@ class Store:
                 files=[path.name for path in leftovers],
             )
         self.options = options
-        self.disk = Disk(options.checkpoints, files, config)
+        self.disk = Disk(options.checkpoints, files, config, self._seen)
         self.errors = 0
         self._last = Report("flush_failed", "", "")
         self._state = State(keep=config.keep)
@@ -130,11 +130,10 @@ class Store:
         """The checkpoints folder, nothing if it cannot be listed; None until it has been tried."""
         return FolderView() if self._state.is_unseen else self._state.view
 
-    def pump(self) -> None:
-        """Process the results of the disk thread."""
-        for event in self.disk.take():
-            self._note_durable(event)
-            self._take(event)
+    def _seen(self, event: Event) -> None:
+        """Process a result of the disk thread."""
+        self._note_durable(event)
+        self._take(event)
 
     def status(self, _message: Any = None, _peer: bytes = b"") -> StoreStatusReply:
         """Handler of ``StoreStatus``."""
@@ -346,7 +345,7 @@ def serve(options: ServeOptions, config: StoreConfig) -> int:
             service.serve_metrics(options.metrics_port)
         service.every(config.scan_period_s, store.scan)
         service.every(config.folder_period_s, store.disk.look)
-        service.watch(store.disk.ready_fd, store.pump)
+        service.watch(store.disk.thread.done_fd, store.disk.thread.run_callbacks)
         service.on_drain(lambda: store.drain(is_signalled=service.is_signalled))
         return service.run()
     finally:
