@@ -11,7 +11,6 @@ from pathlib import Path
 import pytest
 from headway.common.node.testing import read_line, wait_until
 from headway.health.client import verdicts_of
-from headway.health.sources.background import Background
 from headway.health.sources.host import DISK_STALE_S, FreeSpace
 from headway.health.sources.log_thread import LogThread
 from headway.testkit.health_bench import Bench, health_bench
@@ -105,20 +104,6 @@ def test_free_space_that_is_not_answered_for_becomes_unknown(
     assert space.newest() == -1
     answers.release(100)
     space.close()
-
-
-def test_a_reading_that_fails_is_made_again() -> None:
-    calls: list[int] = []
-
-    def fail_twice() -> None:
-        calls.append(len(calls))
-        if len(calls) < 3:
-            raise OSError(5, "Input/output error")
-
-    background = Background("test", fail_twice, 0.001)
-    assert background.wait_for_first(20.0)
-    wait_until(lambda: len(calls) > 3, what="further readings")
-    background.close()
 
 
 def test_log_lines_wait_in_the_files_while_nobody_takes_them() -> None:

@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import contextlib
 import io
-import threading
 from pathlib import Path
 
 import numpy as np
 import structlog
 from headway.common.node.files import replace_file
 from headway.common.node.flight import FlightReader, awaits_device
+from headway.common.wire.side_thread import SideThread
 
 SAVE_INTERVAL_S = 20.0
 
@@ -109,17 +109,22 @@ class WindowThread:
 
     def __init__(self, windows: FlightWindows) -> None:
         self._windows = windows
-        self._ending = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="windows", daemon=True)
-        self._thread.start()
+        self._is_ending = self._is_over = False
+        self._thread = SideThread("windows", self._save, first_s=SAVE_INTERVAL_S)
 
     def finish(self) -> bool:
         """Begin the last save; returns whether it is done. Call it repeatedly until then."""
-        self._ending.set()
-        return not self._thread.is_alive()
+        if not self._is_ending:
+            self._is_ending = True
+            # Open records of live ranks are left to a restarted agent, or to the end of the run.
+            self._thread.submit(self._windows.save, self._ended)
+        self._thread.run_callbacks()
+        return self._is_over
 
-    def _run(self) -> None:
-        while not self._ending.wait(SAVE_INTERVAL_S):
-            self._windows.save()
-        # Open records of live ranks are left to a restarted agent, or to the end of the run.
+    def _save(self) -> float:
         self._windows.save()
+        return SAVE_INTERVAL_S
+
+    def _ended(self, _result: object, _error: Exception | None) -> None:
+        self._is_over = True
+        self._thread.close()

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import psutil
 from headway.common.wire.messages.health import HostSignals
-from headway.health.sources.background import Background
+from headway.common.wire.side_thread import SideThread
 
 RESOURCES = ("cpu", "memory", "io")
 DISK_PERIOD_S = 1.0
@@ -23,7 +23,7 @@ class FreeSpace:
     def __init__(self, path: Path, clock_s: Callable[[], float] = time.monotonic) -> None:
         self._path, self._clock_s = path, clock_s
         self._newest = (float("-inf"), -1)
-        self._background = Background("disk", self._ask, DISK_PERIOD_S)
+        self._thread = SideThread("disk", self._ask)
 
     def newest(self) -> int:
         """Bytes from the newest answer; -1 if it is older than ``DISK_STALE_S``. Never blocks."""
@@ -31,11 +31,12 @@ class FreeSpace:
         return nbytes if self._clock_s() - asked_s <= DISK_STALE_S else -1
 
     def close(self) -> None:
-        self._background.close()
+        self._thread.close()
 
-    def _ask(self) -> None:
+    def _ask(self) -> float:
         nbytes = free_bytes(self._path)
         self._newest = (self._clock_s(), nbytes)
+        return DISK_PERIOD_S
 
 
 def read_host(disk_free_bytes: int, shm: Path) -> HostSignals:

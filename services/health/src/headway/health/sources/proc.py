@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import psutil
 from headway.common.node.process import ProcessId, kernel_state
-from headway.health.sources.background import Background
+from headway.common.wire.side_thread import SideThread
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,14 +65,14 @@ class PssReader:
         self._interval_s = interval_s
         self._wanted: frozenset[ProcessId] = frozenset()
         self._read: dict[ProcessId, tuple[float, int]] = {}
-        self._background = Background("pss", self._refresh, interval_s)
+        self._thread = SideThread("pss", self._refresh)
 
     def follow(self, processes: Collection[ProcessId]) -> None:
         """Read only these processes from now on."""
         wanted = frozenset(processes)
         if wanted != self._wanted:
             self._wanted = wanted
-            self._background.wake()
+            self._thread.wake()
 
     def newest(self, process: ProcessId) -> int:
         """Bytes; 0 before the first reading and when three in a row are missing. Never blocks."""
@@ -80,15 +80,16 @@ class PssReader:
         return nbytes if time.monotonic() - read_s <= 3 * self._interval_s else 0
 
     def close(self) -> None:
-        self._background.close()
+        self._thread.close()
 
-    def _refresh(self) -> None:
+    def _refresh(self) -> float:
         now_s = time.monotonic()
         kept = {process: row for process, row in self._read.items() if process in self._wanted}
         self._read = kept
         for process in self._wanted:
             if now_s - kept.get(process, (float("-inf"), 0))[0] >= self._interval_s / 2:
                 kept[process] = (time.monotonic(), read_pss(process.pid))
+        return self._interval_s
 
 
 def _or_zero(read: Callable[[], float]) -> float:
