@@ -9,12 +9,11 @@ from __future__ import annotations
 import hashlib
 import os
 import re
-import threading
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
-from headway.common.errors import HeadwayError, InputError
+from headway.common.errors import InputError
 from headway.common.wire import codec
 from headway.common.wire.keys import KeyPair
 from headway.common.wire.message import Message, by_tag
@@ -36,6 +35,7 @@ from headway.common.wire.messages.gateway import (
 )
 from headway.common.wire.server import Server
 from headway.common.wire.service import Service
+from headway.common.wire.side_thread import ThreadPerKind
 from headway.console.folder.claim import check_name
 from headway.console.folder.outputs import newest_checkpoint
 from headway.console.run import Run
@@ -80,7 +80,10 @@ class Gateway:
     def __init__(self, address: str, runs_dir: Path, keys: KeyPair, admitted: bytes) -> None:
         self._runs_dir = runs_dir
         self._runs: dict[str, Run] = {}
-        self._fetches: dict[str, _Fetch] = {}
+        self._fetching = ThreadPerKind()
+        """Copies the records of runs from their machines."""
+        self._fetched: dict[str, list[str]] = {}
+        """Run -> what was in the way of its newest copy, until somebody has asked for it."""
         handlers: dict[type[Any], Callable[[Any, bytes], Message]] = {
             ListRuns: self._list,
             DescribeRun: self._describe,
@@ -151,12 +154,11 @@ class Gateway:
 
     def _files(self, message: ListFiles, _peer: bytes) -> Files:
         run = self._run_of(message.run)
-        fetch = self._fetches.get(message.run)
-        if fetch is None:
-            fetch = self._fetches[message.run] = _Fetch(run)
-        if fetch.is_running:
+        self._fetching.run_callbacks()
+        troubles = self._fetched.pop(message.run, None)
+        if troubles is None:
+            self._fetch(run, message.run)
             return Files(files=(), is_fetched=False)
-        del self._fetches[message.run]
         files = []
         for folder in ("logs", "events"):
             for path in sorted((run.path / folder).glob("*")):
@@ -169,7 +171,16 @@ class Gateway:
                             path=name, size=stat.st_size, mtime_ns=stat.st_mtime_ns, head=head
                         )
                     )
-        return Files(files=tuple(files), is_fetched=True, troubles=tuple(fetch.troubles))
+        return Files(files=tuple(files), is_fetched=True, troubles=tuple(troubles))
+
+    def _fetch(self, run: Run, name: str) -> None:
+        """Begin to copy a run's records from its machines, unless that is under way."""
+
+        def then(troubles: list[str] | None, error: Exception | None) -> None:
+            self._fetched[name] = [str(error)] if troubles is None else troubles
+
+        if not self._fetching.is_busy(name):
+            self._fetching.submit(name, run.fetch_records, then)
 
     def _read(self, message: ReadFile, _peer: bytes) -> Piece:
         run = self._run_of(message.run)
@@ -182,23 +193,3 @@ class Gateway:
         with os.fdopen(opened, "rb") as file:
             file.seek(message.offset)
             return Piece(data=file.read(PIECE_BYTES))
-
-
-class _Fetch:
-    """Copies a run's records from its machines on a thread of its own."""
-
-    def __init__(self, run: Run) -> None:
-        self.troubles: list[str] = []
-        self._run = run
-        self._thread = threading.Thread(target=self._work, name="fetch", daemon=True)
-        self._thread.start()
-
-    @property
-    def is_running(self) -> bool:
-        return self._thread.is_alive()
-
-    def _work(self) -> None:
-        try:
-            self.troubles = self._run.fetch_records()
-        except (HeadwayError, OSError) as error:
-            self.troubles = [str(error)]
