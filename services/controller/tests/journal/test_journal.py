@@ -198,6 +198,24 @@ def test_a_locked_journal_holds_nobody_up_and_loses_nothing(
     records.close()
 
 
+def test_records_that_keep_coming_do_not_put_the_next_attempt_off(
+    path: Path, writer: JournalWriter
+) -> None:
+    records = Journal(path, epoch=1)
+    with contextlib.closing(sqlite3.connect(path, isolation_level=None)) as other:
+        other.execute("BEGIN IMMEDIATE")
+        writer.append(records.event_record("first", {}, 0.0))
+        _until(writer, lambda: bool(writer.trouble))
+        other.execute("ROLLBACK")
+
+    def append() -> bool:
+        writer.append(records.event_record("more", {}, 0.0))
+        return not writer.trouble
+
+    _until(writer, append)
+    records.close()
+
+
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
     place = tmp_path / "disk"
