@@ -1,4 +1,7 @@
-"""Checks that loopback transfers bytes intact, and fast enough for collectives of local ranks."""
+"""Checks that loopback transfers bytes intact, and fast enough for collectives of local ranks.
+
+The sender is a plain thread, no ``SideThread``: a check has no loop, and waits for it.
+"""
 
 from __future__ import annotations
 
