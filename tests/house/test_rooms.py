@@ -69,7 +69,7 @@ def test_imports_between_rooms_point_down(sources: list[Any], part: str) -> None
     assert upward == []
 
 
-@pytest.mark.parametrize("part", ["trainer", "launch"])
+@pytest.mark.parametrize("part", FLOORS)
 def test_no_folder_is_a_hall(sources: list[Any], part: str) -> None:
     folders = Counter(s.path.parent for s in sources if s.package == part)
     assert {str(folder): n for folder, n in folders.items() if n > MOST_FILES} == {}

@@ -11,9 +11,9 @@ from headway.common.config import from_dict
 from headway.common.node.ring import RingAbortedError
 from headway.testkit.trainer.layouts import small_run
 from headway.testkit.trainer.synthetic import SyntheticSource
-from headway.trainer.data.batches import BatchReader, NumpyBatch
 from headway.trainer.comm.interface import Aborted
 from headway.trainer.config import RunConfig
+from headway.trainer.data.batches import BatchReader, NumpyBatch
 
 CPU = torch.device("cpu")
 

@@ -15,8 +15,8 @@ import torch
 from headway.common.config import from_dict
 from headway.testkit.data_daemon import Daemon, running_daemon, write_tokens
 from headway.testkit.trainer.layouts import small_run
-from headway.trainer.data.batches import BatchReader, MicroBatch
 from headway.trainer.config import RunConfig
+from headway.trainer.data.batches import BatchReader, MicroBatch
 from headway.trainer.worker.rank import NodeResources, data_readers
 
 END = 7

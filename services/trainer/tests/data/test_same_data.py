@@ -24,17 +24,17 @@ from headway.testkit.trainer.pool import JobFailed, WorkerPool
 from headway.testkit.trainer.sessions import VOCABULARY, arena_at, arena_of, one_rank, train_on
 from headway.testkit.trainer.synthetic import SyntheticSource
 from headway.testkit.trainer.training import train_layout
-from headway.trainer.data.batches import BatchSource, Split
+from headway.trainer.comm.agreement import readers_of_other_data
 from headway.trainer.comm.channel import Channels
 from headway.trainer.comm.groups import Groups
 from headway.trainer.comm.interface import Aborted
 from headway.trainer.config import RunConfig
+from headway.trainer.data.batches import BatchSource, Split
 from headway.trainer.errors import RefusedError
-from headway.trainer.session.session import Session
 from headway.trainer.session.hooks import StepHooks
-from headway.trainer.worker.rank import Rank
+from headway.trainer.session.session import Session
 from headway.trainer.state.snapshot import Extra
-from headway.trainer.comm.agreement import readers_of_other_data
+from headway.trainer.worker.rank import Rank
 from headway.trainer.worker.torchrun import _data
 
 pytestmark = pytest.mark.usefixtures("one_thread")

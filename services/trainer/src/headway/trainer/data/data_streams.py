@@ -7,12 +7,12 @@ from headway.common.node.flight import WAITING
 from headway.common.node.ring import RingAbortedError
 from headway.common.plan.schedule.actions import Kind
 from headway.dataloader.client import ChangedDataError, order_of_run
-from headway.trainer.data.batches import BatchReader, BatchSource, DataFactory, Split
+from headway.trainer.comm.agreement import readers_of_other_data
 from headway.trainer.comm.groups import Groups
 from headway.trainer.comm.interface import Aborted
-from headway.trainer.errors import RefusedError
+from headway.trainer.data.batches import BatchReader, BatchSource, DataFactory, Split
 from headway.trainer.device.recorder import Recorder
-from headway.trainer.comm.agreement import readers_of_other_data
+from headway.trainer.errors import RefusedError
 
 
 class DataStreams:
