@@ -25,7 +25,13 @@ from headway.common.decide import Done
 from headway.common.wire.messages.driver import NodeBeat, Seals
 from headway.common.wire.messages.executor import WorkerBeat
 from headway.common.wire.messages.worker import Steer
-from headway.controller.decisions.events import BeginGeneration, DurableFound, Start, Steered, Tick
+from headway.controller.decisions.events import (
+    BeginGeneration,
+    CommandQueued,
+    DurableFound,
+    Start,
+    Tick,
+)
 from headway.controller.decisions.state import RunState
 from headway.trainer.config import RecoveryConfig
 
@@ -128,7 +134,7 @@ def recovery(nodes: int, ranks: int) -> dict[str, float]:
     beside those of a whole generation (``made_s``)."""
     state = running(nodes, ranks)
     began_s = time.perf_counter()
-    actions = state.handle(Steered(Steer(sequence=1, operation="pause")), 2.0)
+    actions = state.handle(CommandQueued(Steer(sequence=1, operation="pause")), 2.0)
     assert len(actions) == nodes * ranks
     return {"steer_s": round(time.perf_counter() - began_s, 4)}
 

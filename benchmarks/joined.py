@@ -35,9 +35,9 @@ from headway.common.wire.message import Message
 from headway.common.wire.messages.driver import GetStatus, Status
 from headway.common.wire.messages.executor import DriverBeat
 from headway.controller.executor.clock_offset import ClockOffset
-from headway.controller.executor.leading import Leading
+from headway.controller.executor.election import LeaseCandidate
 from headway.controller.executor.node_run import CALM_S
-from headway.controller.executor.node_services import NodeServices
+from headway.controller.executor.service_commands import NodeServices
 from headway.launch.cluster import ClusterFolder
 from headway.launch.lease.file import Holder, LeaseView
 from headway.testkit.trainer.driver_place import JoinedPlace
@@ -106,7 +106,7 @@ class Executor(Node):
         self._follows = holder.epoch
         self._looked_at, self._due_at = 0.0, time.monotonic() + FOLDER_LOOK_S * (number % 100) / 100
         silent_s = rig.config.recovery.driver_silent_s
-        self.leading = Leading(number, silent_s)
+        self.leading = LeaseCandidate(number, silent_s)
         super().__init__(number, rig.place.run.run_id, holder, keys, inbox)
         self.clock = ClockOffset()
 

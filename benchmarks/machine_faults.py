@@ -314,7 +314,7 @@ class Faults:
         node = self._trains()
         [executor] = [one for one in node.processes() if _role(one.pid) == "executor"]
         executor.kill(signal.SIGSTOP)
-        until(executor.is_doomed, RETURN_LIMIT_S, "the executor is not ended")
+        until(executor.is_terminating, RETURN_LIMIT_S, "the executor is not ended")
         return {"machine": node.name}
 
     def _kill(self, *roles: str) -> dict[str, Any]:

@@ -30,10 +30,10 @@ OWN_TESTS = (
         " ".join(f"decisions/{name}" for name in DECISIONS.split()) + " driver/driver",
     ),
     (f"{CONTROL}/executor/outbox", "executor/outbox"),
-    (f"{CONTROL}/executor/leading", f"executor/leading {GUARDIAN}"),
+    (f"{CONTROL}/executor/election", f"executor/election {GUARDIAN}"),
     *(
-        (f"{CONTROL}/executor/{name}", f"{GUARDIAN} executor/leading")
-        for name in ("guardian", "keeping", "worker_table", "node_events")
+        (f"{CONTROL}/executor/{name}", f"{GUARDIAN} executor/election")
+        for name in ("guardian", "services", "worker_table", "node_events")
     ),
     *((f"{WIRE}/{name}", "codec fuzz") for name in ("codec", "message")),
     (f"{WIRE}/keys", "keys curve"),

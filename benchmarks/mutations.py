@@ -178,20 +178,20 @@ MUTATIONS = (
     Mutation(
         "leave-an-evicted-node-its-key",
         f"{CONTROLLER}/driver/driver.py",
-        "                    self._gate.revoke(action.node)\n",
+        "                    self._joins.revoke(action.node)\n",
         "                    pass\n",
         f"{TESTS}/driver/test_driver_joined.py::test_the_key_of_an_evicted_node_opens_no_connection_any_more",
     ),
     Mutation(
         "admit-a-node-without-a-look-at-its-token",
-        f"{CONTROLLER}/driver/gate.py",
+        f"{CONTROLLER}/driver/join_server.py",
         "        _check_token(message, bundle)\n",
         "",
-        f"{TESTS}/driver/test_gate.py::test_who_may_not_join_learns_why",
+        f"{TESTS}/driver/test_join_server.py::test_who_may_not_join_learns_why",
     ),
     Mutation(
         "lead-with-half-of-the-nodes",
-        f"{CONTROLLER}/driver/lines.py",
+        f"{CONTROLLER}/driver/connections.py",
         "        return 2 * len(heard) <= len(expected) and",
         "        return 2 * len(heard) < len(expected) and",
         f"{TESTS}/driver/test_lost_touch.py::test_at_most_half_of_the_nodes_is_too_few_without_all_ranks",
@@ -240,7 +240,7 @@ MUTATIONS = (
     ),
     Mutation(
         "leave-without-a-checkpoint-when-the-drain-is-refused",
-        f"{LAUNCH}/machine/stay.py",
+        f"{LAUNCH}/machine/foreground.py",
         '                    self._ask(holder, "checkpoint")\n',
         "                    pass\n",
         "libs/launch/tests/machine/test_machine_verbs.py::test_each_stay_asks_for_its_own_drain_once_and_for_a_checkpoint_if_that_is_refused",

@@ -22,7 +22,7 @@ from headway.launch.engines.choose import facts_of
 from headway.launch.engines.remote.engine import MachinesEngine
 from headway.launch.engines.ssh.config import Host, HostsConfig
 from headway.launch.join.bundle import Bundle
-from headway.launch.lease.file import FileLease, Holder, Tenure
+from headway.launch.lease.file import FileLease, Holder, LeaseTerm
 
 REACH = """\
 #!/bin/sh
@@ -74,11 +74,11 @@ class Fleet:
     def start(self) -> None:
         launch.start_on_machines(self.run, self.cluster, self.hosts, print)
 
-    def lead(self, epoch: int = 1, *, is_over: bool = False) -> Tenure:
+    def lead(self, epoch: int = 1, *, is_over: bool = False) -> LeaseTerm:
         """A driver on another machine has led the run."""
         assert self.lease.claim(epoch - 1) == epoch
         holder = Holder(epoch, 0, 999, 1, "tcp://127.0.0.1:1", "k" * 40, space="elsewhere")
-        tenure = Tenure(self.lease, dataclasses.replace(holder, is_over=is_over))
+        tenure = LeaseTerm(self.lease, dataclasses.replace(holder, is_over=is_over))
         self.lease.publish(tenure.me)
         return tenure
 
@@ -107,7 +107,7 @@ def fleet(own_roots: Path) -> Fleet:
 class Renewing:
     """A lease that is renewed while it is open."""
 
-    def __init__(self, tenure: Tenure) -> None:
+    def __init__(self, tenure: LeaseTerm) -> None:
         self._tenure, self._ended = tenure, threading.Event()
         self._thread = threading.Thread(target=self._renew)
         self._thread.start()
@@ -122,7 +122,7 @@ class Renewing:
 
 
 @pytest.fixture
-def renew() -> Iterator[Callable[[Tenure], None]]:
+def renew() -> Iterator[Callable[[LeaseTerm], None]]:
     begun: list[Renewing] = []
     yield lambda tenure: begun.append(Renewing(tenure))
     for one in begun:
@@ -131,7 +131,7 @@ def renew() -> Iterator[Callable[[Tenure], None]]:
 
 # ---- whether it lives ---------------------------------------------------------------------------
 def test_a_run_that_may_be_taken_over_is_unreachable_and_not_resumed(
-    fleet: Fleet, renew: Callable[[Tenure], None], capsys: pytest.CaptureFixture[str]
+    fleet: Fleet, renew: Callable[[LeaseTerm], None], capsys: pytest.CaptureFixture[str]
 ) -> None:
     fleet.prepare()
     fleet.lead()
@@ -285,7 +285,7 @@ def _noted(fleet: Fleet) -> None:
 
 def test_the_keys_of_a_run_that_may_be_live_are_not_removed(
     fleet: Fleet,
-    renew: Callable[[Tenure], None],
+    renew: Callable[[LeaseTerm], None],
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     _noted(fleet)

@@ -65,11 +65,13 @@ def test_a_drawn_layout_equals_the_single_process_in_fp64(
 def test_recomputation_changes_no_bit_under_any_layout(
     pool: WorkerPool, tmp_path: Path, layout: Layout
 ) -> None:
-    lean = replace(layout, recompute="selective" if layout.recompute == "none" else "full")
+    recompute_cheap = replace(
+        layout, recompute="selective" if layout.recompute == "none" else "full"
+    )
     plain = replace(layout, recompute="none")
     found, expected = (
         train_layout(pool, one.config("bf16"), one.world_size, tmp_path, SHORT)
-        for one in (lean, plain)
+        for one in (recompute_cheap, plain)
     )
     assert found.losses == expected.losses
     assert found.norms == expected.norms

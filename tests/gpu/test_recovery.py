@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 import torch
-from headway.common.node.last_words import LastWords
+from headway.common.node.exit_record import ExitRecord
 from headway.common.node.run_dir import NodePaths, RunDir, new_run_id
 from headway.common.node.testing import private_roots
 from headway.common.plan.schedule.actions import Kind
@@ -151,7 +151,7 @@ def test_an_error_inside_the_device_ends_the_worker_and_only_that(device: str) -
             check=False,
             env=os.environ,
         )
-        words = LastWords(paths.segment("words", "n0w0")).read()
+        words = ExitRecord(paths.segment("words", "n0w0")).read()
         seen = json.loads(done.stdout.splitlines()[0])
         if device == "cpu":
             assert done.returncode == 0, done.stderr[-4000:]

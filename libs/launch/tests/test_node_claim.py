@@ -96,7 +96,7 @@ def test_an_owner_frozen_for_good_is_followed_once_it_was_killed(
         with pytest.raises(InputError, match="already has an executor"):
             cluster.claim(0)
         frozen.kill(signal.SIGKILL)
-        wait_until(frozen.is_doomed, what="a signal that waits")
+        wait_until(frozen.is_terminating, what="a signal that waits")
         assert frozen.alive()
         cluster.claim(0)
         assert cluster.owner(0) == ProcessId.current()

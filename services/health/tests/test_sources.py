@@ -10,8 +10,8 @@ from pathlib import Path
 
 import psutil
 import pytest
+from headway.common.node.exit_record import ExitRecord
 from headway.common.node.flight import FlightWriter
-from headway.common.node.last_words import LastWords
 from headway.common.node.testing import identity, python_child, read_line, send_line, wait_until
 from headway.common.plan.schedule.actions import Kind
 from headway.health.agent import AgentOptions, NodeWatch
@@ -312,12 +312,12 @@ WORKER = """
 import sys
 from pathlib import Path
 from headway.common.node.flight import FlightWriter
-from headway.common.node.last_words import LastWords
+from headway.common.node.exit_record import ExitRecord
 folder = Path(sys.argv[1])
 writer = FlightWriter.create(folder / "flight-0.bin", 0, capacity=64)
 print("up", flush=True)
 code = int(sys.stdin.readline())
-LastWords(folder / "words-anything.bin").write(code, "said goodbye")
+ExitRecord(folder / "words-anything.bin").write(code, "said goodbye")
 sys.exit(code)
 """
 
@@ -346,7 +346,7 @@ def test_a_new_process_of_a_rank_shows_its_own_open_action(
 
 
 def test_the_last_words_of_another_process_excuse_nobody(tmp_path: Path) -> None:
-    words = LastWords(tmp_path / "words-0.bin")
+    words = ExitRecord(tmp_path / "words-0.bin")
     words.write(0, "finished")
     words.close()
     source = WorkerSource(tmp_path, HealthConfig())

@@ -45,7 +45,7 @@ def test_a_process_under_a_debugger_is_not_stopped() -> None:
         process = identity(child)
         with traced(child.pid):
             wait_until(lambda: process.state() == "t", what="ptrace stop")
-            assert process.alive() and not process.is_doomed()
+            assert process.alive() and not process.is_terminating()
         wait_until(lambda: process.state() == "S", what="sleep")
 
 
@@ -53,10 +53,10 @@ def test_a_frozen_process_is_doomed_once_sigkill_waits_for_it() -> None:
     with python_child(SLEEP) as child:
         assert read_line(child) == "up"
         process = identity(child)
-        assert not process.is_doomed()
+        assert not process.is_terminating()
         try:
             with frozen(child.pid):
-                assert process.alive() and not process.is_doomed()
+                assert process.alive() and not process.is_terminating()
             with doomed(child.pid):
                 assert process.state() not in (GONE, "Z")
         except PermissionError as error:
@@ -70,10 +70,10 @@ def test_a_stopped_process_is_not_doomed_and_a_dead_one_is() -> None:
         process = identity(child)
         child.send_signal(signal.SIGSTOP)
         wait_until(lambda: process.state() == "T", what="stop")
-        assert not process.is_doomed()
+        assert not process.is_terminating()
         process.kill()
-        wait_until(process.is_doomed, what="its end")
-        assert ProcessId(0, 0).is_doomed()
+        wait_until(process.is_terminating, what="its end")
+        assert ProcessId(0, 0).is_terminating()
 
 
 SPAWN_ON_FULL_DISK = """

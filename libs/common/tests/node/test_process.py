@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 from headway.common.errors import CorruptError, InputError
-from headway.common.node.last_words import LastWords
+from headway.common.node.exit_record import ExitRecord
 from headway.common.node.process import GONE, ProcessId, spawn
 from headway.common.node.testing import (
     child_environment,
@@ -200,12 +200,12 @@ print("good", flush=True)
 
 def test_last_words_name_the_process_the_code_and_the_culprit(tidy_shm: Path) -> None:
     path = tidy_shm / "words-0.bin"
-    assert LastWords(path).read() is None
-    words = LastWords(path)
+    assert ExitRecord(path).read() is None
+    words = ExitRecord(path)
     words.prepare()
-    assert LastWords(path).read() is None
+    assert ExitRecord(path).read() is None
     words.write(70, "loss is NaN at step 12", "rank 3: Ünïcode\nTraceback ...")
-    found = LastWords(path).read()
+    found = ExitRecord(path).read()
     assert found is not None
     assert found.process == ProcessId.current()
     assert (found.code, found.reason) == (70, "loss is NaN at step 12")
@@ -219,8 +219,8 @@ def test_last_words_survive_the_process_and_are_emptied_by_its_successor(shm: Pa
     code = """
 import os, signal, sys
 from pathlib import Path
-from headway.common.node.last_words import LastWords
-words = LastWords(Path(sys.argv[1]))
+from headway.common.node.exit_record import ExitRecord
+words = ExitRecord(Path(sys.argv[1]))
 words.prepare()
 print("ready", flush=True)
 if sys.stdin.readline() == "speak\\n":
@@ -232,7 +232,7 @@ os.kill(os.getpid(), signal.SIGKILL)
         assert read_line(child) == "ready"
         send_line(child, "speak")
         assert child.wait() == -9
-        found = LastWords(path).read()
+        found = ExitRecord(path).read()
         assert found is not None and (found.pid, found.code, found.reason) == (
             child.pid,
             3,
@@ -242,14 +242,14 @@ os.kill(os.getpid(), signal.SIGKILL)
         assert read_line(child) == "ready"
         send_line(child, "die silently")
         assert child.wait() == -9
-    assert LastWords(path).read() is None
+    assert ExitRecord(path).read() is None
 
 
 @pytest.mark.parametrize(
     "culprit", ["x" * 100_000, "\x01" * 100_000, "\U0001f600" * 100_000, "\ud800"]
 )
 def test_long_or_odd_last_words_are_cut_but_readable(shm: Path, culprit: str) -> None:
-    words = LastWords(shm / "w")
+    words = ExitRecord(shm / "w")
     words.write(1, "r" * 5000, culprit)
     found = words.read()
     assert found is not None
@@ -260,19 +260,19 @@ def test_long_or_odd_last_words_are_cut_but_readable(shm: Path, culprit: str) ->
 
 
 def test_a_garbled_record_is_called_corrupt(shm: Path) -> None:
-    words = LastWords(shm / "w")
+    words = ExitRecord(shm / "w")
     words.write(1, "reason")
     data = (shm / "w").read_bytes()
     (shm / "w").write_bytes(data[:128] + b"\xff" * 20 + data[148:])
     with pytest.raises(CorruptError):
-        LastWords(shm / "w").read()
+        ExitRecord(shm / "w").read()
 
 
 def test_reading_last_words_leaves_nothing_open(shm: Path) -> None:
-    LastWords(shm / "w").write(0, "fine")
+    ExitRecord(shm / "w").write(0, "fine")
     with no_leaks(shm):
         for _ in range(5):
-            LastWords(shm / "w").read()
+            ExitRecord(shm / "w").read()
 
 
 def test_child_environment_lets_children_find_the_package() -> None:

@@ -158,10 +158,10 @@ def test_garbage_from_a_server_is_counted_and_skipped() -> None:
 @pytest.mark.parametrize(
     "frame",
     [
-        msgpack.packb([2, "rep", 1, b""]),
+        msgpack.packb([3, "rep", 1, b""]),
         None,
     ],
-    ids=["frame of version 2", "error reply"],
+    ids=["frame of another version", "error reply"],
 )
 def test_a_server_of_another_version_is_named_with_the_remedy(frame: bytes | None) -> None:
     with strange_server() as (endpoint, router), Client(endpoint) as client:

@@ -46,7 +46,7 @@ def test_bytes_are_plain_messagepack_that_others_read() -> None:
         "note": "x",
     }
     assert msgpack.unpackb(body, strict_map_key=False) == {"t": "test.place/1", **fields}
-    assert msgpack.unpackb(codec.encode_frame("req", 5, body)) == [1, "req", 5, body]
+    assert msgpack.unpackb(codec.encode_frame("req", 5, body)) == [2, "req", 5, body]
 
 
 def test_bytes_of_another_packer_decode() -> None:
@@ -77,12 +77,12 @@ def test_a_wrong_message_is_refused_by_name(fields: dict[str, object], culprit: 
 
 def test_another_protocol_version_is_named_with_its_remedy() -> None:
     for frame in (
-        msgpack.packb([2, "req", 5, b""]),
-        msgpack.packb([2, {"new": 1}]),
-        msgpack.packb([2]),
+        msgpack.packb([3, "req", 5, b""]),
+        msgpack.packb([3, {"new": 1}]),
+        msgpack.packb([3]),
     ):
         with pytest.raises(
-            VersionError, match="version 2, this side speaks 1; install the same version"
+            VersionError, match="version 3, this side speaks 2; install the same version"
         ):
             codec.decode_frame(frame)
 
@@ -98,11 +98,11 @@ def test_the_request_id_of_another_version_can_be_read_for_the_answer() -> None:
     "fields",
     [
         [],
-        [1],
-        [1, "req", 5],
-        [1, "ask", 5, b""],
-        [1, "req", -1, b""],
-        [1, "req", 2**63, b""],
+        [2],
+        [2, "req", 5],
+        [2, "ask", 5, b""],
+        [2, "req", -1, b""],
+        [2, "req", 2**63, b""],
         [True],
         1,
         {},

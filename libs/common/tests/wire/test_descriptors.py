@@ -14,14 +14,14 @@ from headway.testkit.wire.strangers import strangers
 LIMIT_S = 30.0
 SERVER = """
 import os, resource, sys
-from headway.common.wire.descriptors import Doorkeeper
+from headway.common.wire.descriptors import HandshakeLimiter
 from headway.common.wire.server import Server
 from headway.common.wire.service import Service
 hard = int(sys.argv[1])
 resource.setrlimit(resource.RLIMIT_NOFILE, (100, hard))
 server = Server("tcp://127.0.0.1:0", {})
 service = Service("flooded", server)
-keeper = Doorkeeper([server], clients=10)
+keeper = HandshakeLimiter([server], clients=10)
 print(server.endpoint, resource.getrlimit(resource.RLIMIT_NOFILE)[0], flush=True)
 opened = 0
 

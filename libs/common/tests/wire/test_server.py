@@ -217,7 +217,7 @@ def test_a_failing_handler_is_answered_and_runs_once_too() -> None:
         for _ in range(2):
             raw.send(codec.encode_frame("req", 9, codec.encode(Count())))
             version, kind, request_id, body = msgpack.unpackb(raw.recv())
-            assert (version, kind, request_id) == (1, "err", 9)
+            assert (version, kind, request_id) == (2, "err", 9)
             assert msgpack.unpackb(body)["code"] == "internal"
         assert server.counts["internal_errors"] == 1
     assert len(calls) == 1
@@ -258,7 +258,7 @@ def test_bad_input_is_counted_by_kind_and_valid_requests_go_on() -> None:
         raw.send_multipart([b"a"] * 1000)
         raw.send(codec.encode_frame("rep", 1, b""))
         raw.send(codec.encode_frame("note", 1, b"\xc1"))
-        raw.send(msgpack.packb([2, "req", 7, b""]))
+        raw.send(msgpack.packb([3, "req", 7, b""]))
         raw.send(codec.encode_frame("req", 8, codec.encode(Ping())))
         raw.send(codec.encode_frame("req", 9, codec.encode(Count())))
         answers = [msgpack.unpackb(raw.recv()) for _ in range(3)]

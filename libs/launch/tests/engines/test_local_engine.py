@@ -132,7 +132,7 @@ def test_a_killed_init_is_replaced_and_the_executor_stays(engine: LocalEngine) -
 def test_an_init_and_an_executor_that_are_both_gone_are_replaced(engine: LocalEngine) -> None:
     executor, init = started(engine, 0), init_of(engine, 0)
     init.kill()
-    wait_until(init.is_doomed, what="its end")
+    wait_until(init.is_terminating, what="its end")
     executor.kill()
     wait_until(lambda: not executor.alive(), what="its end")
     assert engine.has_ended(0)
@@ -146,8 +146,8 @@ def test_an_init_and_an_executor_that_are_both_stopped_are_replaced(engine: Loca
         process.kill(signal.SIGSTOP)
     wait_until(lambda: {p.state() for p in both} == {"T"}, what="state T")
     engine.start_node(0, kill_hung=True)
-    assert init.is_doomed()
-    wait_until(executor.is_doomed, what="the end of the executor")
+    assert init.is_terminating()
+    wait_until(executor.is_terminating, what="the end of the executor")
     assert announced(engine, 0, other_than=executor) != executor
 
 
@@ -159,9 +159,9 @@ def test_both_in_a_frozen_group_are_replaced(engine: LocalEngine) -> None:
         except PermissionError as error:
             pytest.skip(str(error))
         engine.start_node(0, kill_hung=True)
-        assert init.is_doomed()
+        assert init.is_terminating()
         assert announced(engine, 0, other_than=executor) != executor
-        assert executor.is_doomed()
+        assert executor.is_terminating()
 
 
 def test_of_two_engines_that_start_a_node_at_once_one_init_remains(engine: LocalEngine) -> None:
@@ -250,7 +250,7 @@ def test_an_executor_that_hangs_is_ended_when_it_is_to_be_fenced(
     engine.start_node(1)
     assert old.alive() and processes(engine, 1) >= {old.pid}
     engine.start_node(1, kill_hung=True)
-    assert old.is_doomed()
+    assert old.is_terminating()
     assert announced(engine, 1, other_than=old) != old and init_of(engine, 1) == init
 
 
@@ -267,7 +267,7 @@ def test_an_init_that_hangs_and_keeps_no_executor_is_replaced_when_fenced(
         engine.start_node(0)
         assert process.alive(), "nobody said that it hangs"
         engine.start_node(0, kill_hung=True)
-        assert process.is_doomed()
+        assert process.is_terminating()
         assert announced(engine, 0).alive() and init_of(engine, 0) != process
 
 

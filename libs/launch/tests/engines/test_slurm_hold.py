@@ -16,7 +16,7 @@ import pytest
 from headway.common.node.process import ProcessId
 from headway.common.node.testing import wait_until
 from headway.launch.engines.slurm import hold
-from headway.launch.lease.file import FileLease, Holder, LeaseView, Tenure
+from headway.launch.lease.file import FileLease, Holder, LeaseTerm, LeaseView
 
 
 def _holder() -> Holder:
@@ -38,7 +38,7 @@ def signals() -> Iterator[None]:
 def test_a_job_is_held_while_a_driver_leads_and_for_a_while_after(tmp_path: Path) -> None:
     lease = FileLease(tmp_path)
     lease.claim(0)
-    tenure, is_over = Tenure(lease, _holder()), threading.Event()
+    tenure, is_over = LeaseTerm(lease, _holder()), threading.Event()
 
     def lead() -> None:
         for _ in range(20):
@@ -119,7 +119,7 @@ def test_a_further_job_that_begins_when_the_run_is_over_ends_soon(
 
 
 def _finish(lease: FileLease, epoch: int) -> None:
-    tenure = Tenure(lease, dataclasses.replace(_holder(), epoch=epoch))
+    tenure = LeaseTerm(lease, dataclasses.replace(_holder(), epoch=epoch))
     tenure.finish()
     tenure.renew()
 

@@ -9,18 +9,18 @@ from headway.common.decide import Action, Event, Log
 from headway.common.node.process import ProcessId
 from headway.launch.init.core import (
     FROZEN,
-    Asked,
-    Beaten,
+    BeatReceived,
     Core,
     Ended,
+    Exit,
+    ForwardSigterm,
     Kill,
-    Leave,
     Limits,
     Looked,
     NotStarted,
-    PassOn,
     Start,
     Started,
+    StopRequested,
 )
 
 LIMITS = Limits()
@@ -48,7 +48,7 @@ class Hand:
         """With an executor that beats."""
         assert self.send(Looked()) == [Start()]
         self.start()
-        assert self.send(Beaten()) == []
+        assert self.send(BeatReceived()) == []
         return self
 
     def wait(self, seconds: float, state: str = "S", *, beats: bool = True) -> list[Action]:
@@ -56,7 +56,7 @@ class Hand:
         found: list[Action] = []
         for _ in range(round(seconds / LOOK_S)):
             self.now += LOOK_S
-            found += self.send(Beaten()) if beats else []
+            found += self.send(BeatReceived()) if beats else []
             found += self.send(Looked(state))
         return found
 
@@ -108,7 +108,7 @@ def test_after_a_healthy_while_the_next_end_is_a_first_one_again() -> None:
 
 def test_exit_code_0_is_the_end_of_the_init_too_and_nothing_follows() -> None:
     hand = Hand().up()
-    assert hand.send(Ended(0)) == [Leave(0)]
+    assert hand.send(Ended(0)) == [Exit(0)]
     assert hand.wait(60.0, "") == []
 
 
@@ -132,7 +132,7 @@ def test_one_that_beats_between_its_stops_lives(state: str) -> None:
     hand = Hand().up()
     for _ in range(30):
         assert hand.wait(1.0, state, beats=False) == []
-        assert hand.send(Beaten()) == []
+        assert hand.send(BeatReceived()) == []
 
 
 @pytest.mark.parametrize("state", ["S", "R", "D"])
@@ -174,7 +174,7 @@ def test_an_adopted_one_that_is_old_has_no_time_to_start() -> None:
 def test_an_adopted_one_that_has_no_pipe_is_judged_by_its_state_alone() -> None:
     hand = Hand()
     hand.send(Looked())
-    hand.start(is_adopted=True, age_s=5.0, is_audible=False)
+    hand.start(is_adopted=True, age_s=5.0, sends_beats=False)
     assert hand.wait(600.0, beats=False) == []
     assert hand.wait(LIMITS.stuck_s + LOOK_S, "T", beats=False) == [Kill()]
 
@@ -203,10 +203,12 @@ def test_stalls_again_and_again_do_not_lengthen_a_pause_for_ever() -> None:
 
 def test_a_planned_end_is_passed_on_and_nothing_starts_again() -> None:
     hand = Hand().up()
-    assert hand.send(Asked("SIGTERM")) == [PassOn()]
+    assert hand.send(StopRequested("SIGTERM")) == [ForwardSigterm()]
     assert hand.wait(5.0) == []
-    assert hand.send(Asked("SIGINT")) == [PassOn()], "a second one cuts open work short"
-    assert hand.send(Ended(0)) == [Leave(0)]
+    assert hand.send(StopRequested("SIGINT")) == [ForwardSigterm()], (
+        "a second one cuts open work short"
+    )
+    assert hand.send(Ended(0)) == [Exit(0)]
 
 
 @pytest.mark.parametrize(("code", "own"), [(0, 0), (-signal.SIGTERM, 0), (1, 1), (-9, 1)])
@@ -214,23 +216,23 @@ def test_the_exit_code_of_a_planned_end_says_whether_the_executor_ended_well(
     code: int, own: int
 ) -> None:
     hand = Hand().up()
-    hand.send(Asked("SIGTERM"))
-    assert hand.send(Ended(code)) == [Leave(own)]
+    hand.send(StopRequested("SIGTERM"))
+    assert hand.send(Ended(code)) == [Exit(own)]
 
 
 def test_one_that_does_not_end_when_asked_is_killed() -> None:
     hand = Hand().up()
-    hand.send(Asked("SIGTERM"))
+    hand.send(StopRequested("SIGTERM"))
     assert hand.wait(LIMITS.end_s - LOOK_S) == []
     assert hand.wait(LOOK_S) == [Kill()]
-    assert hand.send(Ended(-9)) == [Leave(1)]
+    assert hand.send(Ended(-9)) == [Exit(1)]
 
 
 def test_asked_to_end_while_there_is_no_executor_it_ends_at_once() -> None:
     hand = Hand().up()
     hand.send(Ended(1))
     hand.send(NotStarted("no program"))
-    assert hand.send(Asked("SIGTERM")) == [Leave(0)]
+    assert hand.send(StopRequested("SIGTERM")) == [Exit(0)]
 
 
 def test_a_start_that_fails_is_tried_again_with_pauses_and_logged_once() -> None:
@@ -252,5 +254,5 @@ def test_it_ends_when_the_clusters_folder_is_gone_for_long_and_not_before() -> N
         actions = hand.send(NotStarted("no folder", is_gone=True))
         if not actions:
             hand.wait_for_start()
-    assert actions == [Leave(1)]
+    assert actions == [Exit(1)]
     assert hand.now - begin >= LIMITS.gone_s

@@ -176,7 +176,7 @@ def test_an_executor_that_cannot_run_is_ended_and_replaced(node: Node, how: str)
                 stack.enter_context(frozen(first.pid))
             except PermissionError as error:
                 pytest.skip(str(error))
-        wait_until(first.is_doomed, what="its end")
+        wait_until(first.is_terminating, what="its end")
         if how == "hangs":
             node.order("hang", is_on=False)
         assert node.executor(other_than=first) != first

@@ -21,10 +21,10 @@ from headway.launch.lease.file import (
     FileLease,
     Holder,
     Lease,
+    LeaseTerm,
     LeaseView,
     LeaseWatch,
     SupersededError,
-    Tenure,
     is_led,
 )
 from headway.launch.lease.kubernetes import LeaseName
@@ -98,7 +98,7 @@ def test_the_files_of_a_lease_are_private(tmp_path: Path) -> None:
 def test_a_superseded_holder_learns_it_at_its_next_renewal(make_lease: MakeLease) -> None:
     lease = make_lease()
     assert lease.claim(0) == 1
-    tenure = Tenure(lease, _holder(1))
+    tenure = LeaseTerm(lease, _holder(1))
     tenure.renew()
     assert make_lease().claim(1) == 2
     with pytest.raises(SupersededError, match="epoch 2 was claimed"):
@@ -273,7 +273,7 @@ def test_a_fenced_holder_is_dead_even_if_it_was_stopped(make_lease: MakeLease) -
     assert process is not None
     process.kill(signal.SIGSTOP)
     assert make_lease().fence(_holder(1, process))
-    assert process.is_doomed()
+    assert process.is_terminating()
     assert child.wait(10) == -signal.SIGKILL
     assert make_lease().has_ended(_holder(1, process))
 
@@ -290,7 +290,7 @@ def test_a_holder_is_stale_by_its_observers_clock_and_not_for_the_observers_own_
 def test_each_renewal_is_seen(make_lease: MakeLease) -> None:
     lease = make_lease()
     lease.claim(0)
-    tenure = Tenure(lease, _holder(1))
+    tenure = LeaseTerm(lease, _holder(1))
     beats = []
     for _ in range(3):
         tenure.renew()
@@ -341,7 +341,7 @@ def test_who_leads_elsewhere_shows_it_by_renewals(make_lease: MakeLease) -> None
 def test_who_resigns_says_so(make_lease: MakeLease) -> None:
     lease = make_lease()
     lease.claim(0)
-    tenure = Tenure(lease, _holder(1))
+    tenure = LeaseTerm(lease, _holder(1))
     tenure.renew()
     tenure.resign()
     found = lease.look().holder

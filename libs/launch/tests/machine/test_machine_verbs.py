@@ -22,10 +22,10 @@ from headway.launch.engine import TERM_S
 from headway.launch.join.bundle import Bundle
 from headway.launch.join.folder import NodeFolder
 from headway.launch.join.ticket import Ticket
-from headway.launch.lease.file import FileLease, Holder, Tenure
+from headway.launch.lease.file import FileLease, Holder, LeaseTerm
 from headway.launch.machine import __main__ as verbs
-from headway.launch.machine import stay as stays
-from headway.launch.machine.stay import Stay
+from headway.launch.machine import foreground as stays
+from headway.launch.machine.foreground import ForegroundNode
 
 RUN = "0123abcd"
 SLEEP = "import time; time.sleep(600)"
@@ -136,7 +136,7 @@ class Driver:
         self._lease.claim(epoch - 1)
         endpoint = "tcp://127.0.0.1:1"
         holder = Holder(epoch, 0, me.pid, me.start_ticks, endpoint=endpoint, server_key="k")
-        Tenure(self._lease, holder).renew()
+        LeaseTerm(self._lease, holder).renew()
 
     def client(self, *_: object, **__: object) -> Driver:
         return self
@@ -158,9 +158,9 @@ class Driver:
             raise RemoteError("no spare is ready")
 
 
-def _stay(folder: Path, node: int, *, at_end: stays.AtEnd = "drain") -> Stay:
+def _stay(folder: Path, node: int, *, at_end: stays.AtEnd = "drain") -> ForegroundNode:
     ticket = Ticket(RUN, node, "", str(folder / "control"), str(folder / "scratch"))
-    found = Stay(
+    found = ForegroundNode(
         NodeFolder(folder), ticket, at_end=at_end, notice_s=30.0, end=lambda: 0,
         release=lambda _: None,
     )  # fmt: skip
@@ -250,7 +250,7 @@ def test_all_nodes_of_an_allocation_ask_for_the_same_stop(tmp_path: Path, driver
 
 SENT = """
 import os, sys
-from headway.launch.machine import stay
+from headway.launch.machine import foreground as stay
 with stay._signals() as source:
     os.kill(os.getpid(), int(sys.argv[1]))
     print(*source.recv(64))

@@ -7,12 +7,12 @@ from headway.common.wire.messages.executor import SaveSnapshots
 from headway.common.wire.messages.worker import Steer
 from headway.controller.decisions.events import (
     AwaitCheckpoint,
+    CommandQueued,
     DrainNode,
     DurableFound,
     Memory,
     ReleaseNode,
     Send,
-    Steered,
 )
 from headway.testkit.trainer.by_hand import Hand, events, only
 
@@ -162,7 +162,7 @@ def test_with_fewer_snapshots_than_steps_an_older_step_is_the_newest_in_memory()
 def test_a_stop_that_waits_for_an_evaluation_has_its_state_written_meanwhile() -> None:
     hand = Hand().run(step=30)
     assert "saving_from_memory" not in events(hand.wait(5.0))
-    hand.send(Steered(Steer(sequence=1, operation="stop")))
+    hand.send(CommandQueued(Steer(sequence=1, operation="stop")))
     actions = hand.wait(5.0)
     assert events(actions).count("saving_from_memory") == 1
     orders = [a for a in actions if isinstance(a, Send) and isinstance(a.message, SaveSnapshots)]

@@ -10,15 +10,15 @@ import pytest
 from headway.common.decide import Action, Done, Failed
 from headway.common.wire.messages.executor import ToWorker
 from headway.common.wire.messages.worker import Steer
-from headway.controller.decisions.brake import MAX_COUNTS, Brake
+from headway.controller.decisions.crash_loop import MAX_COUNTS, CrashLoopBreaker
 from headway.controller.decisions.events import (
     BeginGeneration,
+    CommandQueued,
     DurableFound,
     Finish,
     Memory,
     Remember,
     RestartNode,
-    Steered,
 )
 from headway.testkit.trainer.by_hand import Hand, events, only, sent
 from headway.testkit.trainer.cluster_model.shell import LIMITS
@@ -121,34 +121,34 @@ def test_a_failure_that_also_takes_the_driver_ends_the_run_after_max_crashes() -
 
 
 def test_endless_recoveries_at_one_step_end_the_run_with_the_last_reason() -> None:
-    brake = Brake(max_crashes=5)
+    crash_loop = CrashLoopBreaker(max_crashes=5)
     ends = []
     for number in range(20):
-        brake.fenced(f"a peer's socket broke at port {number}", is_counted=True)
-        ends.append(brake.count(7))
+        crash_loop.fenced(f"a peer's socket broke at port {number}", is_counted=True)
+        ends.append(crash_loop.count(7))
     assert ends[:-1] == [""] * 19
     assert ends[-1] == "20 recoveries at step 7, the last: a peer's socket broke at port 19"
 
 
 def test_a_drivers_death_and_a_bad_copy_are_no_crashes_of_the_code() -> None:
-    brake = Brake(max_crashes=2)
+    crash_loop = CrashLoopBreaker(max_crashes=2)
     for _ in range(5):
-        brake.fenced("the driver was restarted in the middle of a recovery", is_counted=False)
-        assert brake.count(7) == ""
+        crash_loop.fenced("the driver was restarted in the middle of a recovery", is_counted=False)
+        assert crash_loop.count(7) == ""
     for _ in range(5):
-        brake.fenced("rank 0 lost a peer", is_counted=True)
-        brake.bad_copy()
-        assert brake.count(7) == ""
-    assert [signature for signature, _, _ in brake.crashes] == [""]
+        crash_loop.fenced("rank 0 lost a peer", is_counted=True)
+        crash_loop.bad_copy()
+        assert crash_loop.count(7) == ""
+    assert [signature for signature, _, _ in crash_loop.crashes] == [""]
 
 
 def test_the_counts_of_a_long_run_stay_few() -> None:
-    brake = Brake(max_crashes=5)
+    crash_loop = CrashLoopBreaker(max_crashes=5)
     for step in range(10 * MAX_COUNTS):
-        brake.blame(f"ValueError {step}", "x" * 10_000)
-        brake.count(step)
-    assert len(brake.crashes) == MAX_COUNTS
-    assert Brake(5, brake.crashes).crashes == brake.crashes
+        crash_loop.blame(f"ValueError {step}", "x" * 10_000)
+        crash_loop.count(step)
+    assert len(crash_loop.crashes) == MAX_COUNTS
+    assert CrashLoopBreaker(5, crash_loop.crashes).crashes == crash_loop.crashes
 
 
 @pytest.mark.parametrize("error", ["", "no more processes"])
@@ -169,7 +169,7 @@ def test_restarts_of_a_silent_node_are_repeated_with_growing_pauses(error: str) 
 
 def test_a_stop_that_makes_no_progress_ends_the_run_by_force() -> None:
     hand = Hand().run()
-    hand.send(Steered(Steer(sequence=1, operation="stop")))
+    hand.send(CommandQueued(Steer(sequence=1, operation="stop")))
     for _ in range(20):  # it still steps: patience
         hand.step += 1
         assert not [a for a in hand.wait(1.0) if isinstance(a, Finish)]
@@ -183,7 +183,7 @@ def test_a_stop_ends_a_run_that_waits_for_a_node() -> None:
     hand = Hand(nodes=2)
     hand.workers[0] = []
     hand.gather()
-    hand.send(Steered(Steer(sequence=1, operation="stop")))
+    hand.send(CommandQueued(Steer(sequence=1, operation="stop")))
     finish = only(hand.wait(LIMITS.stop_timeout_s + 1.0), Finish)
     why = "node 0 has no worker for ranks 0, 1; waited for 4 s, the run ends after 100 s"
     assert finish.detail == f"ended by force after 10 s: {why}"

@@ -13,7 +13,7 @@ from headway.controller.decisions.events import (
     ExecutorEnded,
     Finish,
     Memory,
-    Rebooted,
+    NodeRebooted,
     ReleaseNode,
     Remember,
     RestartNode,
@@ -138,10 +138,10 @@ def test_an_executor_that_is_known_to_have_ended_is_started_without_waiting_for_
 
 def test_a_machine_that_was_rebooted_gives_its_ranks_to_a_spare_at_once_if_one_is_ready() -> None:
     hand = Hand().run()
-    assert "node_lost" in events(hand.send(Rebooted(1)))
+    assert "node_lost" in events(hand.send(NodeRebooted(1)))
     assert "node_replaced" in events(hand.wait(LIMITS.leave_timeout_s + 1.0))
     assert set(hand.state.fleet.rank_nodes.values()) == {0, 2}
-    assert "node_lost" not in events(hand.send(Rebooted(0))), "no other spare is ready"
+    assert "node_lost" not in events(hand.send(NodeRebooted(0))), "no other spare is ready"
 
 
 @pytest.mark.parametrize("generation", [-1, 6], ids=["first", "later"])
@@ -311,7 +311,7 @@ def test_a_successor_keeps_lost_and_evicted_nodes_out_and_releases_what_was_not(
         lost=(2,),
         evicted=(1, 3),
         released=(3,),
-        barred=((1, "evicted", -1, -1), (3, "evicted", -1, -1)),
+        excluded=((1, "evicted", -1, -1), (3, "evicted", -1, -1)),
         losses=((1, 1), (2, 1), (3, 1)),
     )
     hand = Hand(nodes=5, rank_nodes={0: 0, 1: 0, 2: 4, 3: 4}, memory=memory)

@@ -9,11 +9,11 @@ from headway.common.wire.messages.worker import Restore, Steer
 from headway.controller.decisions.events import (
     BeginGeneration,
     CheckCheckpoint,
+    CommandQueued,
     DurableFound,
     FindDurable,
     Finish,
     Send,
-    Steered,
 )
 from headway.testkit.trainer.by_hand import Hand, events, only
 from headway.testkit.trainer.cluster_model.shell import LIMITS
@@ -24,7 +24,7 @@ FOUND = DurableFound((10, "step-10"), only=10)
 def _roll_back(hand: Hand, step: int = 10) -> list[Action]:
     """The user's command, and the checkpoint that was read is sound."""
     sequence = len(hand.state.commands) + 1
-    actions = hand.send(Steered(Steer(sequence=sequence, operation="rollback", count=step)))
+    actions = hand.send(CommandQueued(Steer(sequence=sequence, operation="rollback", count=step)))
     check = only(actions, CheckCheckpoint)
     assert check.step == step and hand.state.phase == "running", "it trains on meanwhile"
     return hand.send(Done(check))
@@ -109,7 +109,7 @@ def test_a_checkpoint_that_is_gone_leaves_the_run_where_it_was() -> None:
 @pytest.mark.parametrize("is_final", [True, False])
 def test_a_damaged_checkpoint_costs_the_run_nothing(is_final: bool) -> None:
     hand = Hand().run(step=30)
-    hand.send(Steered(Steer(sequence=1, operation="rollback", count=10)))
+    hand.send(CommandQueued(Steer(sequence=1, operation="rollback", count=10)))
     actions = hand.send(Failed(CheckCheckpoint(10), "rank 1 is damaged", is_final=is_final))
     assert hand.state.phase == "running" and "fence" not in events(actions)
     if is_final:
@@ -136,7 +136,7 @@ def test_a_new_driver_reads_the_checkpoint_of_a_rollback_that_was_only_recorded(
 def test_what_every_rank_has_answered_is_not_made_again() -> None:
     hand = Hand().run(step=30)
     sample = Steer(sequence=1, operation="sample", count=4, tokens=(1, 2, 3))
-    hand.send(Steered(sample))
+    hand.send(CommandQueued(sample))
     for node, views in hand.workers.items():
         for index, view in enumerate(views):
             if view.status == "running":
@@ -184,7 +184,7 @@ def test_a_new_driver_knows_whether_it_was_carried_out(is_done: bool) -> None:
 def test_an_extension_counts_at_once_and_for_the_next_driver() -> None:
     hand = Hand().run(step=30)
     extend = Steer(sequence=1, operation="extend", count=150)
-    hand.send(Steered(extend))
+    hand.send(CommandQueued(extend))
     assert hand.state.steps == 150
     finish = only(hand.join(100, status="finished"), Finish)
     assert finish.outcome == "stopped"
@@ -194,7 +194,7 @@ def test_an_extension_counts_at_once_and_for_the_next_driver() -> None:
 
 def test_a_result_that_a_dead_rank_may_not_have_reported_is_made_again() -> None:
     hand = Hand().run(step=30)
-    hand.send(Steered(Steer(sequence=1, operation="evaluate")))
+    hand.send(CommandQueued(Steer(sequence=1, operation="evaluate")))
     for node, views in hand.workers.items():
         for index, view in enumerate(views):
             if view.status == "running":

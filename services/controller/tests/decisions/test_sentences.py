@@ -183,7 +183,7 @@ def _inside(core: Core) -> None:
 
 
 def _doomed(core: Core) -> None:
-    core.fleet.doomed["n0w0"] = 0
+    core.fleet.marked_for_kill["n0w0"] = 0
 
 
 def _unreachable(core: Core) -> None:
@@ -195,7 +195,7 @@ def _lost_carriers(core: Core) -> None:
 
 
 def _barred(core: Core) -> None:
-    core.fleet.barred[2] = None
+    core.fleet.excluded[2] = None
 
 
 def _counted(core: Core) -> None:

@@ -10,17 +10,17 @@ from headway.common.wire.messages.worker import Restore, Steer
 from headway.controller.decisions.events import (
     BeginGeneration,
     CheckCheckpoint,
+    CommandQueued,
     DurableFound,
     FindDurable,
     Finish,
     Memory,
-    Steered,
 )
 from headway.testkit.trainer.by_hand import Hand, events, only
 from headway.testkit.trainer.cluster_model.shell import LIMITS
 
 FOUND = DurableFound((20, "step-20"))
-BACK = Restore(source="durable", step=20, folder="step-20", pass_to=310)
+BACK = Restore(source="durable", step=20, folder="step-20", skip_to=310)
 
 
 def _spike(hand: Hand, end: int = 310, *, looked_for: int = -1) -> list[Action]:
@@ -105,7 +105,7 @@ def test_without_a_checkpoint_the_run_begins_again_behind_the_spike() -> None:
     hand = Hand().run(step=30)
     _spike(hand)
     hand.begin(hand.send(DurableFound(None)))
-    assert hand.state.restore == Restore(source="init", step=0, pass_to=310)
+    assert hand.state.restore == Restore(source="init", step=0, skip_to=310)
 
 
 def _lose_node(hand: Hand) -> None:
@@ -178,7 +178,7 @@ def test_while_it_can_never_be_read_the_run_ends_and_says_why() -> None:
 def test_a_users_rollback_wins_over_a_spike_that_is_met_at_the_same_time() -> None:
     hand = Hand().run(step=30)
     steer = Steer(sequence=1, operation="rollback", count=10)
-    hand.send(Done(only(hand.send(Steered(steer)), CheckCheckpoint)))
+    hand.send(Done(only(hand.send(CommandQueued(steer)), CheckCheckpoint)))
     _spike(hand, looked_for=10)
     hand.begin(hand.send(DurableFound((10, "there"), only=10)))
     hand.join(15)
@@ -198,11 +198,11 @@ def test_a_users_rollback_forgets_what_was_met_after_its_step(step: int, passed:
     hand.begin(hand.send(FOUND))
     hand.join(30)
     steer = Steer(sequence=1, operation="rollback", count=step)
-    hand.send(Done(only(hand.send(Steered(steer)), CheckCheckpoint)))
+    hand.send(Done(only(hand.send(CommandQueued(steer)), CheckCheckpoint)))
     hand.leave()
     hand.gather()
     hand.read(29, 30)
     hand.begin(hand.send(DurableFound((step, "there"), only=step)))
     assert hand.state.restore == Restore(
-        source="durable", step=step, folder="there", pass_to=passed
+        source="durable", step=step, folder="there", skip_to=passed
     )

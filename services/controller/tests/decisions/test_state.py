@@ -11,7 +11,7 @@ from headway.common.decide import Action, Log
 from headway.common.wire.messages.driver import Relay, Seals
 from headway.common.wire.messages.executor import KillWorker, ReadSeals, StoreOpened, ToWorker
 from headway.common.wire.messages.worker import Steer
-from headway.controller.decisions.events import BeginGeneration, DurableFound, Finish, Steered
+from headway.controller.decisions.events import BeginGeneration, CommandQueued, DurableFound, Finish
 from headway.testkit.trainer.by_hand import Hand, events, only, sent
 from headway.testkit.trainer.cluster_model.cluster import FakeCluster
 from headway.testkit.trainer.cluster_model.shell import LIMITS
@@ -109,9 +109,9 @@ def test_what_nccl_reports_of_a_death_is_a_symptom_and_blames_nobody() -> None:
     view = hand.state.fleet.worker("n0w1")
     assert view is not None
     hand.send(hand.gone(0, "n0w1", view.pid))
-    assert [cause for cause, _ in hand.state.brake.causes] == ["rank 1 is lost: killed"]
-    assert hand.state.brake.count(5) == ""
-    assert SYSTEM not in [signature for signature, _, _ in hand.state.brake.crashes]
+    assert [cause for cause, _ in hand.state.crash_loop.causes] == ["rank 1 is lost: killed"]
+    assert hand.state.crash_loop.count(5) == ""
+    assert SYSTEM not in [signature for signature, _, _ in hand.state.crash_loop.crashes]
 
 
 def test_what_nccl_reports_without_any_death_is_a_failure_whichever_rank_is_first() -> None:
@@ -227,7 +227,7 @@ def test_a_run_that_waits_restored_is_not_fenced_and_gets_its_commands() -> None
     hand.read()
     hand.begin(hand.send(DurableFound(None)))
     hand.join(0, status="restored")
-    actions = hand.send(Steered(Steer(sequence=1, operation="resume")))
+    actions = hand.send(CommandQueued(Steer(sequence=1, operation="resume")))
     actions += hand.wait(2 * LIMITS.join_timeout_s + 1)
     assert "fence" not in events(actions)
     assert hand.state.phase == "joining"
@@ -325,7 +325,7 @@ def test_a_recovery_inside_a_pause_ends_there_unless_the_pause_is_about_to_end(
     hand.begin(hand.send(DurableFound(None)))
     hand.join(0, status="restored")
     for sequence, operation in enumerate(commands, 1):
-        hand.send(Steered(Steer(sequence=sequence, operation=operation)))
+        hand.send(CommandQueued(Steer(sequence=sequence, operation=operation)))
     logged = _logged(hand, status="running", paused=True)
     if commands[-1] == "pause":
         assert hand.state.phase == "running"

@@ -13,9 +13,9 @@ from headway.controller.decisions.events import (
     BeginGeneration,
     DurableFound,
     Finish,
-    Judged,
     Memory,
     Remember,
+    VerdictReceived,
 )
 from headway.controller.decisions.failures import FIRST_S
 from headway.controller.decisions.verdicts import HANG, HANG_SHOWN_S
@@ -23,8 +23,8 @@ from headway.testkit.trainer.by_hand import Hand, events, only, sent
 from headway.testkit.trainer.cluster_model.shell import LIMITS
 
 
-def _verdict(response: str, node: int = 0, **more: Any) -> Judged:
-    return Judged(
+def _verdict(response: str, node: int = 0, **more: Any) -> VerdictReceived:
+    return VerdictReceived(
         id=more.pop("id", "v"),
         revision=more.pop("revision", 1),
         kind=more.pop("kind", "silence"),
@@ -224,7 +224,7 @@ def test_a_cut_of_an_older_generation_costs_no_node() -> None:
 SLOW = dataclasses.replace(LIMITS, join_timeout_s=60.0)
 
 
-def _hang(**more: Any) -> Judged:
+def _hang(**more: Any) -> VerdictReceived:
     fields = {"kind": "unexplained_hang", "generation": 0, "silence_s": 2.5, **more}
     return _verdict("restart_ranks", -1, **fields)
 

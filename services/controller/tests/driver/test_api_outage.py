@@ -15,7 +15,7 @@ from headway.common.wire.messages.executor import DriverBeat
 from headway.common.wire.side_thread import ThreadPerKind
 from headway.controller.driver import leadership
 from headway.controller.driver.leadership import Leadership
-from headway.controller.executor.folder_look import FolderLook
+from headway.controller.executor.folder_probe import FolderLook
 from headway.controller.executor.node_events import DriverReported
 from headway.controller.executor.node_run import NodeRun
 from headway.launch.cluster import ClusterFolder
@@ -171,10 +171,12 @@ def test_the_server_is_asked_seldom_while_the_driver_reports(run: RunDir, node: 
         return _turn(node, epoch=1)
 
     assert lease.calm_look_s >= 10 * lease.look_s > 0
-    wait_until(lambda: renewed() and node.look_pause_s() == lease.calm_look_s, what="calm")
+    wait_until(lambda: renewed() and node.poll_interval_s() == lease.calm_look_s, what="calm")
     wait_until(
-        lambda: _turn(node, epoch=1) and node.look_pause_s() == lease.look_s,
+        lambda: _turn(node, epoch=1) and node.poll_interval_s() == lease.look_s,
         what="a lease that is not renewed",
     )
-    wait_until(lambda: renewed() and node.look_pause_s() == lease.calm_look_s, what="calm again")
-    wait_until(lambda: _turn(node) and node.look_pause_s() == lease.look_s, what="a silent driver")
+    wait_until(lambda: renewed() and node.poll_interval_s() == lease.calm_look_s, what="calm again")
+    wait_until(
+        lambda: _turn(node) and node.poll_interval_s() == lease.look_s, what="a silent driver"
+    )

@@ -208,8 +208,8 @@ def test_a_run_that_has_taken_many_commands_can_still_be_stopped(place: Place) -
     journal = Journal(place.run.database)
     with journal._transaction() as database:
         database.executemany(
-            "INSERT INTO commands (id, unix_s, operation, name, value) "
-            "VALUES (?, 0, 'set', 'lr', 0.1)",
+            "INSERT INTO commands (id, unix_s, operation, name, value, count, tokens) "
+            "VALUES (?, 0, 'set', 'lr', 0.1, 0, '[]')",
             [(f"old-{number}",) for number in range(MOST_COMMANDS)],
         )
     journal.close()

@@ -86,7 +86,7 @@ def test_a_former_driver_here_has_ended_when_the_next_one_acts(tmp_path: Path) -
         assert former is not None
         takeover = Takeover(tmp_path, Holder(1, 1, former.pid, former.start_ticks))
         leadership = takeover.lead(Machines(is_sure=True))
-        assert former.is_doomed()
+        assert former.is_terminating()
         assert leadership.silence(2.0)["former"] == 1, "its node may be frozen"
 
 

@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 from headway.common.decide import Failed
 from headway.common.wire.messages.driver import NodeBeat
-from headway.controller.decisions.events import Judged, RestartNode
-from headway.controller.driver import lines
+from headway.controller.decisions.events import RestartNode, VerdictReceived
+from headway.controller.driver import connections as lines
 from headway.controller.driver.clocks import RunClock
-from headway.controller.driver.lines import Lines
+from headway.controller.driver.connections import Connections
 from headway.testkit.trainer.by_hand import Hand
 from headway.trainer.config import RecoveryConfig
 
@@ -32,7 +32,7 @@ class Driver:
         how: dict[str, Any] = {"nodes": nodes, "limits": RecoveryConfig()}
         self.hand = Hand(**how, generation=3) if is_new else Hand(**how).run()
         unused: Any = None
-        self.lines = Lines(unused, self.hand.state, unused, RunClock(), "r", home=0)
+        self.lines = Connections(unused, self.hand.state, unused, RunClock(), "r", home=0)
 
     def pass_time(self, seconds: float, reporting: Collection[int]) -> bool:
         """Only these nodes beat meanwhile, twice a second; whether touch was lost then."""
@@ -47,7 +47,7 @@ class Driver:
             for action in self.hand.wait(0.5):
                 if isinstance(action, RestartNode):
                     self.hand.send(Failed(action, "it cannot be reached"))
-            is_lost = is_lost or self.lines.has_lost_touch(FOR_S, START_S)
+            is_lost = is_lost or self.lines.is_cut_off(FOR_S, START_S)
         return is_lost
 
     def statuses(self, nodes: Iterable[int]) -> set[str]:
@@ -89,8 +89,8 @@ def test_a_new_driver_is_given_time_to_be_found(monkeypatch: pytest.MonkeyPatch)
 def test_nodes_that_were_given_up_are_not_missed(monkeypatch: pytest.MonkeyPatch) -> None:
     driver = Driver(monkeypatch, 4)
     assert not driver.pass_time(START_S + 1.0, range(4))
-    driver.hand.send(Judged("v", 1, "xid", "replace_node", node=1))
-    driver.hand.send(Judged("w", 1, "xid", "replace_node", node=3))
+    driver.hand.send(VerdictReceived("v", 1, "xid", "replace_node", node=1))
+    driver.hand.send(VerdictReceived("w", 1, "xid", "replace_node", node=3))
     assert driver.statuses({1, 3}) == {"lost"}
     assert not driver.pass_time(FOR_S + 1.0, {0}), "of two neither is the greater part"
 

@@ -175,7 +175,7 @@ def test_an_executor_that_hangs_is_replaced_and_its_predecessors_services_stay(
     old.kill(signal.SIGSTOP)
     bench.engine.start_node(NODE, kill_hung=True)
     wait_until(lambda: bench.newest().incarnation > before.incarnation, what="a successor")
-    assert old.is_doomed() and (bench.newest().services or {})["dataloader"] == dataloader.pid
+    assert old.is_terminating() and (bench.newest().services or {})["dataloader"] == dataloader.pid
 
 
 def test_orders_of_another_run_and_of_an_older_driver_change_nothing(bench: Bench) -> None:

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 from headway.common.node import zygote_beat
-from headway.common.node.last_words import LastWords
+from headway.common.node.exit_record import ExitRecord
 from headway.common.node.process import ProcessId, spawn
 from headway.common.node.run_dir import RunDir, new_run_id
 from headway.common.node.testing import identity, private_roots, python_child, wait_until
@@ -20,7 +20,7 @@ from headway.common.wire.message import Message
 from headway.common.wire.messages.driver import WorkerGone
 from headway.common.wire.messages.executor import WorkerBeat
 from headway.controller.executor import node_end, node_files, node_run
-from headway.controller.executor.folder_look import FolderLook
+from headway.controller.executor.folder_probe import FolderLook
 from headway.controller.executor.node_events import FolderSeen, Looked, WorkerReported
 from headway.controller.executor.node_run import NodeRun
 from headway.launch.cluster import ClusterFolder
@@ -184,7 +184,7 @@ def test_what_dead_workers_leave_is_bounded(nodes: Nodes) -> None:
     run = nodes.add(1)
     logs = run.run.logs
     for number in range(40):
-        LastWords(run.paths.segment("words", f"n1w{number}")).prepare()
+        ExitRecord(run.paths.segment("words", f"n1w{number}")).prepare()
         (logs / f"n1w{number}.log").touch()
     (logs / "n2w0.log").touch()
     node_files.clear_away(run.paths, logs, {"n1w2", "n1w39"}, keep=3)
@@ -194,7 +194,7 @@ def test_what_dead_workers_leave_is_bounded(nodes: Nodes) -> None:
     assert (logs / "n2w0.log").exists()
     assert node_files.next_worker(run.paths, logs) == 40
     run.paths.segment("words", "n1w39").write_bytes(b"nonsense")
-    assert node_files.last_words(run.paths, "n1w39") == "killed"
+    assert node_files.exit_record(run.paths, "n1w39") == "killed"
 
 
 ZYGOTE = """

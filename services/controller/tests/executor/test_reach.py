@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from headway.common.node.process import ProcessId
 from headway.common.wire.server import Server
-from headway.controller.executor.keeping import NEEDED, Services
 from headway.controller.executor.reach import Reach
+from headway.controller.executor.services import NEEDED, Services
 
 
 @pytest.fixture

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 from headway.common.errors import InputError
 from headway.common.wire.messages.executor import Evaluation, StepMetrics
+from headway.controller.journal.course import SUPERSEDE_EVALUATIONS, SUPERSEDE_STEPS
 from headway.controller.journal.file import JournalFile
 from headway.controller.journal.journal import Journal
-from headway.controller.journal.measured import SUPERSEDE_EVALUATIONS, SUPERSEDE_STEPS
 from headway.controller.journal.reader import RunJournal
 from headway.controller.journal.reads import READS
 

@@ -17,7 +17,7 @@ from headway.common.wire.messages.driver import Accepted, Command, GetStatus, St
 from headway.common.wire.messages.executor import StepMetrics
 from headway.common.wire.messages.worker import Steer
 from headway.controller.decisions.events import Memory
-from headway.controller.driver import beginning
+from headway.controller.driver import initial_state as beginning
 from headway.controller.driver.durable import newest_mark
 from headway.controller.driver.memory import recall, remember
 from headway.controller.journal.essentials import FILE, damaged_of, kept_facts

@@ -16,7 +16,7 @@ from headway.common.config import from_dict
 from headway.common.plan.grid import Grid
 from headway.trainer.comm import factories, groups, nccl
 from headway.trainer.comm.channel import Channels
-from headway.trainer.comm.interface import Aborted, Comm, Solo, StuckTransport
+from headway.trainer.comm.interface import Aborted, Comm, SingleRank, StuckTransport
 from headway.trainer.comm.nccl import PAIR_CTAS, JointAbort, nccl_group, read_when_ready
 from headway.trainer.comm.p2p import PipeComm
 from headway.trainer.comm.store import StoreClient
@@ -214,10 +214,10 @@ def test_a_store_of_gpus_waits_longer_while_members_join_than_afterwards(
             limits_s.append(store.timeout_s)
 
         def comm(self, *_: Any) -> Comm:
-            return Solo()
+            return SingleRank()
 
         def pipe(self, *_: Any) -> tuple[Comm, PipeComm]:
-            return Solo(), PipeComm()
+            return SingleRank(), PipeComm()
 
     monkeypatch.setattr(groups, "NcclFactory", Factory)
     channels = Channels()

@@ -22,7 +22,7 @@ from headway.ckpt_store.manifest import blob_name, step_dir_name
 from headway.common.config import from_dict
 from headway.common.errors import CorruptError, InputError
 from headway.common.plan.grid import Grid
-from headway.trainer.comm.interface import Solo
+from headway.trainer.comm.interface import SingleRank
 from headway.trainer.config import RunConfig
 from headway.trainer.config.architecture import PRESETS
 from headway.trainer.errors import RefusedError
@@ -48,7 +48,7 @@ MODEL = {
 }
 
 
-class _Place(Solo):
+class _Place(SingleRank):
     """One tensor-parallel rank; nothing is sent while memory is laid out."""
 
     def __init__(self, rank: int, size: int) -> None:

@@ -110,13 +110,13 @@ def test_split_backward_equals_the_joint_one_bit_for_bit(block: str, precision: 
 def test_recomputation_changes_no_bit_and_keeps_less(block: str, mode: str, precision: str) -> None:
     model, batch = tiny_model(block), random_batch(tiny_model())
     plain = Part(model, precision=precision)
-    lean = Part(model, precision=precision, recompute=Recompute(mode))
+    recompute_cheap = Part(model, precision=precision, recompute=Recompute(mode))
     only_last = Part(model, precision=precision, recompute=Recompute(mode, (1,)))
     wanted = plain.run(batch, 0.01)
-    for part in (lean, only_last):
+    for part in (recompute_cheap, only_last):
         assert part.run(batch, 0.01) == wanted
         assert torch.equal(part.flat.grads, plain.flat.grads)
-    kept = [kept_bytes(part.forward(batch)) for part in (lean, only_last, plain)]
+    kept = [kept_bytes(part.forward(batch)) for part in (recompute_cheap, only_last, plain)]
     assert kept[0] < kept[1] < kept[2]
 
 

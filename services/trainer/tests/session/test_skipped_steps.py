@@ -235,5 +235,5 @@ def test_the_checkpoint_before_an_asked_for_one_is_marked_to_be_kept(rank: Any) 
     assert newest(folder, max_step=6).is_marked
     assert not newest(folder).is_marked and not newest(folder, max_step=3).is_marked
     error = DivergedError(7, 11, float("nan"), 1.0)
-    assert "of step 6" in str(error.with_way_back(rank._way_back(error.first_step)))
-    assert "there is none yet" in str(error.with_way_back(rank._way_back(2)))
+    assert "of step 6" in str(error.with_way_back(rank._restore_hint(error.first_step)))
+    assert "there is none yet" in str(error.with_way_back(rank._restore_hint(2)))

@@ -69,7 +69,7 @@ def no_store(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def _train(
-    on_spike: str, arena: Path, until: int = STEPS, step: int = 0, *, pass_to: int = 0
+    on_spike: str, arena: Path, until: int = STEPS, step: int = 0, *, skip_to: int = 0
 ) -> _Steps:
     """A new session, as after a recovery: what it knows of earlier steps is in the arena."""
     config = from_dict(RunConfig, _settings(on_spike))
@@ -81,7 +81,7 @@ def _train(
     )
     hooks = _Steps(session)
     session.join(Groups.alone(step))
-    session.load("arena" if step else "init", step, pass_to=pass_to)
+    session.load("arena" if step else "init", step, skip_to=skip_to)
     session.run(hooks, until)
     session.leave()
     session.close()
@@ -97,10 +97,10 @@ def test_a_rollback_names_the_position_behind_the_spike_and_training_continues_t
     assert not found.session.is_complete and not found.session.is_last_wanted
     spike = found.session.spike
     assert isinstance(spike, SpikeRollback) and spike.end == SPOILED[1]
-    again = _train("rollback", tmp_path / "a", pass_to=spike.end)
+    again = _train("rollback", tmp_path / "a", skip_to=spike.end)
     assert again.session.spike is None and again.session.step == STEPS
     assert again.session.samples == spike.end + STEPS * 16
-    late = _train("rollback", tmp_path / "a", STEPS, STEPS, pass_to=spike.end)
+    late = _train("rollback", tmp_path / "a", STEPS, STEPS, skip_to=spike.end)
     assert late.session.samples == again.session.samples, "a position behind it stays"
 
 

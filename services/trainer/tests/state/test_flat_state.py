@@ -12,10 +12,10 @@ import pytest
 import torch
 from headway.common.errors import ConfigError
 from headway.testkit.trainer.models import Part, cut, tiny_model
-from headway.trainer.comm.interface import Solo
+from headway.trainer.comm.interface import SingleRank
 from headway.trainer.optim.adamw import AdamW
 from headway.trainer.state.flat import ALIGNMENT, FlatChunk
-from headway.trainer.state.init import BLOCK, initial_values
+from headway.trainer.state.initial_weights import BLOCK, initial_values
 from headway.trainer.state.params import ParamSpec, Precision
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -24,7 +24,7 @@ FIELDS = ("master", *AdamW.moments)
 FP64 = Precision.of("fp64")
 
 
-class Member(Solo):
+class Member(SingleRank):
     """A rank of a group that makes no calls."""
 
     def __init__(self, rank: int, size: int) -> None:

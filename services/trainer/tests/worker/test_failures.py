@@ -14,7 +14,7 @@ import pytest
 import torch
 import torch.distributed
 from headway.common.config import from_dict
-from headway.common.node.last_words import LastWords
+from headway.common.node.exit_record import ExitRecord
 from headway.common.node.run_dir import NodePaths, RunDir, new_run_id
 from headway.common.node.testing import private_roots
 from headway.testkit.trainer.layouts import small_run
@@ -143,7 +143,7 @@ def test_a_worker_ends_with_last_words_after_a_cuda_error_and_after_no_other(
             check=False,
         )
         assert ended.returncode == code, ended.stderr
-        words = LastWords(paths.segment("words", "n0w0")).read()
+        words = ExitRecord(paths.segment("words", "n0w0")).read()
         if code:
             assert words is not None and words.code == code
             assert words.reason.startswith(error.split("(")[0].split(".")[-1])

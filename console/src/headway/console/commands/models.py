@@ -13,7 +13,7 @@ from headway.console.commands.options import RUNS, RunsDir, complete_runs
 from headway.console.commands.pages import START, add_group
 
 if TYPE_CHECKING:
-    from headway.trainer.client import Moved
+    from headway.trainer.client import ExchangeReport
 
 KEYS = "one object: source, target, family, parameters, tensors, dtype, has_tokenizer, step, files"
 Target = Annotated[Path, typer.Argument(metavar="OUT", help="A new folder.")]
@@ -112,7 +112,7 @@ def model_folder(model: str, runs_dir: Path) -> Path:
     return find_run(model, runs_dir).path
 
 
-def _print(done: Moved, as_json: bool, then: str) -> None:
+def _print(done: ExchangeReport, as_json: bool, then: str) -> None:
     size = f"{done.parameters / 1e6:.1f}M parameters"
     lines = [f"{done.target}: {done.family}, {size}, {done.dtype}; {then}"]
     if not done.has_tokenizer:

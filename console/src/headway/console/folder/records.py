@@ -180,7 +180,7 @@ class RunRecords:
 
     def _has_driver(self) -> bool:
         holder = lease_of(self.folder.control).look().holder
-        return holder is not None and not holder.process.is_doomed()
+        return holder is not None and not holder.process.is_terminating()
 
     # ---- the journal --------------------------------------------------------------------------
     def fact(self, key: str) -> str:

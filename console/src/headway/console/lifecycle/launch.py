@@ -281,7 +281,7 @@ def start_on_machines(
             _wait_for_driver(run, lambda: driver_words(engine))
 
 
-def _wait_for_driver(run: Run, last_words: Callable[[], str]) -> None:
+def _wait_for_driver(run: Run, exit_record: Callable[[], str]) -> None:
     def answers() -> bool:
         with contextlib.suppress(DeadlineError):
             run.status(timeout_s=1.0)
@@ -291,5 +291,5 @@ def _wait_for_driver(run: Run, last_words: Callable[[], str]) -> None:
     if not wait_until(answers, START_LIMIT_S):
         raise HeadwayError(
             f"the driver of {run.name} did not start within {START_LIMIT_S:.0f} s",
-            remedy=last_words(),
+            remedy=exit_record(),
         )

@@ -104,7 +104,7 @@ class Follower:
                     f"run {self._run.name} stopped unexpectedly: none of its processes is running",
                     remedy=f"start it again with `headway run`; logs: {self._run.hint('logs')}",
                 )
-            if self._interrupts and self._heed():
+            if self._interrupts and self._react():
                 return "detached"
             time.sleep(POLL_S)
 
@@ -134,7 +134,7 @@ class Follower:
             for number, handler in before.items():
                 signal.signal(number, handler)
 
-    def _heed(self) -> bool:
+    def _react(self) -> bool:
         """Act on Ctrl-C or SIGTERM; True to leave."""
         name = self._run.name
         if self._interrupts > 1:

@@ -244,7 +244,7 @@ class ClusterFolder:
     def living(self, node: int) -> ProcessId | None:
         """The node's executor if it has announced itself and has not ended, else None."""
         address = self.address(node)
-        if address is None or address.process.is_doomed():
+        if address is None or address.process.is_terminating():
             return None
         return address.process
 

@@ -39,7 +39,7 @@ WORKER = """
 import sys, threading, time
 from pathlib import Path
 from headway.common.node.flight import FlightWriter
-from headway.common.node.last_words import LastWords
+from headway.common.node.exit_record import ExitRecord
 from headway.common.node.ring import RingReader
 from headway.common.plan.schedule.actions import Kind
 folder, rank, generation = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
@@ -67,7 +67,7 @@ while True:
     while "pause\\n" in orders:
         time.sleep(0.01)
     if "end\\n" in orders:
-        LastWords(folder / f"words-{rank}.bin").write(0, "finished")
+        ExitRecord(folder / f"words-{rank}.bin").write(0, "finished")
         sys.exit(0)
 """
 

@@ -62,7 +62,7 @@ class Arenas:
     def is_written(self) -> bool:
         """Whether a process that writes snapshots is running."""
         writers = [arena.writer for _, arena in self._open.values()]
-        return any(writer.pid and not writer.is_doomed() for writer in writers)
+        return any(writer.pid and not writer.is_terminating() for writer in writers)
 
     def generation(self) -> int:
         """The newest of all sealed snapshots; -1 without any."""

@@ -52,11 +52,11 @@ def candidates(
         if (len(holdings) >= world_size or key[0] <= limit or key in attempts)
         and key[0] > durable
         and key not in given_up
-        and not _is_hopeless(key, attempts.get(key), view)
+        and not _cannot_complete(key, attempts.get(key), view)
     ]
 
 
-def _is_hopeless(key: Key, attempt: Attempt | None, view: FolderView) -> bool:
+def _cannot_complete(key: Key, attempt: Attempt | None, view: FolderView) -> bool:
     if is_superseded(*key, view.marks):
         return True
     return attempt is not None and (attempt.has_given_up or attempt.is_damaged)

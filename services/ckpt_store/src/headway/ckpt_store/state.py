@@ -207,7 +207,7 @@ def decide(state: State, event: Event, now_s: float) -> tuple[State, list[Action
             state, actions = _done(state, event.job)
         case JobFailed():
             state, actions = _failed(state, event, now_s)
-    state, released = _release_hopeless(state)
+    state, released = _release_incomplete(state)
     state, job = _next_job(state, now_s)
     reports = _incomplete(state, job) if job else []
     return state, [*actions, *released, *reports, *([job] if job else [])]
@@ -290,15 +290,15 @@ def _flush_failed(state: State, event: JobFailed, slot: Slot) -> tuple[State, li
     ]
 
 
-def _release_hopeless(state: State) -> tuple[State, list[Action]]:
+def _release_incomplete(state: State) -> tuple[State, list[Action]]:
     """Release slots that need no flush: attempts that are given up, dead, or already complete."""
     flushing = state.job.slot if isinstance(state.job, FlushSlot) else None
-    hopeless = [s for s in state.wanted if s != flushing and _is_hopeless(state, s.key)]
+    hopeless = [s for s in state.wanted if s != flushing and _cannot_complete(state, s.key)]
     given_up = [slot for slot in hopeless if slot.key in state.given_up]
     return _dropping(_without(state, hopeless), given_up), [ReleaseSlot(s) for s in hopeless]
 
 
-def _is_hopeless(state: State, key: Key) -> bool:
+def _cannot_complete(state: State, key: Key) -> bool:
     if key in state.given_up:
         return True
     if state.view is None:

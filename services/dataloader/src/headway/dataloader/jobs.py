@@ -45,4 +45,4 @@ def job_for(spec: StreamSpec, process: str, streams: Iterable[Stream]) -> str:
 def is_living(process: str) -> bool:
     """Whether the process of this name lives; True for any other name."""
     found = _NAME.fullmatch(process)
-    return found is None or not ProcessId(int(found[1]), int(found[2])).is_doomed()
+    return found is None or not ProcessId(int(found[1]), int(found[2])).is_terminating()

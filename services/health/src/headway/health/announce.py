@@ -13,7 +13,7 @@ import zmq
 from headway.common.errors import HeadwayError, InputError
 from headway.common.node.files import replace_json
 from headway.common.wire.client import Client
-from headway.common.wire.endpoint import somebody_listens
+from headway.common.wire.endpoint import has_listener
 from headway.common.wire.keys import KeyPair
 from headway.common.wire.message import Message
 
@@ -51,7 +51,7 @@ def keep_announced(path: Path, address: Address) -> None:
     found = read_address(path)
     if found == address:
         return
-    if found and found.endpoint != address.endpoint and somebody_listens(found.endpoint):
+    if found and found.endpoint != address.endpoint and has_listener(found.endpoint):
         return
     with contextlib.suppress(InputError):
         announce(path, address)

@@ -7,11 +7,11 @@ from pathlib import Path
 
 from headway.trainer.device.machine import resolve_auto
 from headway.trainer.exchange.checkpoint import check_first_weights
-from headway.trainer.exchange.report import Moved
+from headway.trainer.exchange.report import ExchangeReport
 from headway.trainer.inference.request import Request, Texts
 
 __all__ = [
-    "Moved",
+    "ExchangeReport",
     "Request",
     "Texts",
     "check_first_weights",
@@ -22,14 +22,16 @@ __all__ = [
 ]
 
 
-def import_model(source: Path, target: Path) -> Moved:
+def import_model(source: Path, target: Path) -> ExchangeReport:
     """See ``exchange.importing.import_model``."""
     from headway.trainer.exchange.importing import import_model
 
     return import_model(source, target)
 
 
-def export_model(source: Path, target: Path, *, step: int | None = None, dtype: str) -> Moved:
+def export_model(
+    source: Path, target: Path, *, step: int | None = None, dtype: str
+) -> ExchangeReport:
     """Export the folder ``source`` of a run or an imported model; see ``exchange.exporting``."""
     from headway.trainer.exchange.exporting import export_model
     from headway.trainer.exchange.source import open_model

@@ -9,9 +9,9 @@ from headway.common.lazy import lazy
 if TYPE_CHECKING:
     from headway.common.node.arena import Arena, ArenaSlot
     from headway.common.node.arena_reader import SlotInfo
+    from headway.common.node.exit_record import ExitRecord
     from headway.common.node.failpoints import failpoint
     from headway.common.node.flight import FlightReader, FlightWriter
-    from headway.common.node.last_words import LastWords
     from headway.common.node.process import ProcessId, reap_children, spawn
     from headway.common.node.ring import RingReader, RingWriter
     from headway.common.node.run_dir import NodePaths, RunDir, RunLock
@@ -20,9 +20,9 @@ if TYPE_CHECKING:
 __all__ = [
     "Arena",
     "ArenaSlot",
+    "ExitRecord",
     "FlightReader",
     "FlightWriter",
-    "LastWords",
     "NodePaths",
     "ProcessId",
     "RingReader",
@@ -42,7 +42,7 @@ __getattr__, __dir__ = lazy(
     arena_reader="SlotInfo",
     failpoints="failpoint",
     flight="FlightReader FlightWriter",
-    last_words="LastWords",
+    exit_record="ExitRecord",
     process="ProcessId reap_children spawn",
     ring="RingReader RingWriter",
     run_dir="NodePaths RunDir RunLock",

@@ -126,7 +126,7 @@ class Arena(ArenaReader):
                 stack.callback(os.close, guard)
                 self._lock(guard)
             writer = self.writer
-            if writer != me and not writer.is_doomed():
+            if writer != me and not writer.is_terminating():
                 raise HeadwayError(
                     f"arena {self.path} is being written by process {writer.pid}",
                     remedy="end that process first, or give each process its own rank",

@@ -40,7 +40,8 @@ def claim(path: Path, process: ProcessId | None = None) -> None:
     Claiming again is harmless.
 
     Raises:
-        ClaimedError: another process is the holder, and is not doomed (``ProcessId.is_doomed``).
+        ClaimedError: another process is the holder and not terminating
+            (``ProcessId.is_terminating``).
         HeadwayError: another process keeps the file locked, which takes long only if
             that process is frozen.
         OSError: the file cannot be opened or written.
@@ -48,7 +49,7 @@ def claim(path: Path, process: ProcessId | None = None) -> None:
     me = process or ProcessId.current()
     with _locked(path) as file:
         holder = _read(file)
-        if holder is not None and holder != me and not holder.is_doomed():
+        if holder is not None and holder != me and not holder.is_terminating():
             raise ClaimedError(path, holder)
         _write(file, me)
 

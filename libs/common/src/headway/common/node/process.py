@@ -73,7 +73,7 @@ class ProcessId:
             return GONE
         return found[0]
 
-    def is_doomed(self) -> bool:
+    def is_terminating(self) -> bool:
         """Whether it will never run its own code again: gone, or frozen with a pending SIGKILL.
 
         A process in a frozen cgroup (v1), or stuck in the kernel, takes the signal only later.

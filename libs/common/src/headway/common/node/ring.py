@@ -95,12 +95,13 @@ class RingWriter(RingFile):
         """Continue at ``head``, where a dead writer stopped; a slot it had begun is written again.
 
         Raises:
-            HeadwayError: the recorded writer is alive, and not doomed (``ProcessId.is_doomed``).
+            HeadwayError: the recorded writer is alive and not terminating
+                (``ProcessId.is_terminating``).
             CorruptError: no ring. FileNotFoundError: no file.
         """
         with locked(path):  # of two adopters at once, the second finds the first alive
             ring = cls(Segment.open(path, at.MAGIC, at.VERSION, writable=True))
-            if not ring.writer.is_doomed():
+            if not ring.writer.is_terminating():
                 pid = ring.writer.pid
                 ring._segment.close()
                 raise HeadwayError(
@@ -174,7 +175,7 @@ class RingReader(RingFile):
 
         Raises:
             InputError: the ring has no such reader. RingHeldError: a process that is not
-            doomed (``ProcessId.is_doomed``) holds the place. FileNotFoundError,
+            terminating (``ProcessId.is_terminating``) holds the place. FileNotFoundError,
             CorruptError: there is no ring.
         """
         self._holds_place = False
@@ -195,7 +196,7 @@ class RingReader(RingFile):
                 f"ring {self.path} has no reader {reader}", remedy=f"use 0..{num_readers - 1}"
             )
         holder = self.holder
-        if not holder.is_doomed():
+        if not holder.is_terminating():
             me = holder == ProcessId.current()
             self.close()
             raise RingHeldError(

@@ -143,7 +143,7 @@ def doomed(pid: int) -> Iterator[ProcessId]:
     assert process is not None
     with frozen(pid):
         process.kill()
-        wait_until(process.is_doomed, what="a signal that waits")
+        wait_until(process.is_terminating, what="a signal that waits")
         assert process.alive()
         yield process
 

@@ -23,10 +23,10 @@ from headway.common.errors import (
 from headway.common.wire import codec
 from headway.common.wire.endpoint import (
     HIGH_WATER_MARK,
+    has_listener,
     reconnect,
     set_client_keys,
     set_options,
-    somebody_listens,
 )
 from headway.common.wire.keys import KeyPair, check_endpoint
 from headway.common.wire.message import Message, by_tag
@@ -240,7 +240,7 @@ class Client:
             return (
                 "the service has answered before; check that it is still running, and read its log"
             )
-        if not somebody_listens(self._endpoint):
+        if not has_listener(self._endpoint):
             return "nothing listens there; start the service, or check the address"
         if self._has_keys:
             return (

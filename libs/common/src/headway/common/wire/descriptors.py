@@ -41,7 +41,7 @@ def raise_limit() -> int:
     return hard
 
 
-class Doorkeeper:
+class HandshakeLimiter:
     """Holds descriptors back. When no other is left, it gives them to the process, and the servers
     take no new connections for ``SHUT_S``; connections that exist go on.
 
@@ -77,7 +77,7 @@ class Doorkeeper:
             self._shut_at = time.monotonic()
             for listener in self._listeners:
                 _drop_connections(listener)
-            self._let_go()
+            self._release_evicted()
             complain(
                 _log.warning,
                 "no file descriptor is left; new connections are refused for a while",
@@ -92,7 +92,7 @@ class Doorkeeper:
 
     def close(self) -> None:
         """Give the descriptors back."""
-        self._let_go()
+        self._release_evicted()
 
     def _keep(self) -> None:
         """At most half of what is free: others that connect need some, too."""
@@ -105,7 +105,7 @@ class Doorkeeper:
         for one in free[len(self._kept) :]:
             os.close(one)
 
-    def _let_go(self) -> None:
+    def _release_evicted(self) -> None:
         while self._kept:
             os.close(self._kept.pop())
 

@@ -177,7 +177,7 @@ def reconnect(opened: zmq.Socket[bytes], endpoint: str) -> None:
     opened.connect(endpoint)
 
 
-def somebody_listens(endpoint: str) -> bool:
+def has_listener(endpoint: str) -> bool:
     """Whether a plain connection is accepted at ``endpoint``, for error texts.
     Takes at most 0.2 s."""
     path = ipc_path(endpoint)
@@ -255,4 +255,4 @@ def _listeners(path: Path) -> list[int]:
 
 def _is_doomed(pid: int) -> bool:
     process = ProcessId.of(pid)
-    return process is None or process.is_doomed()
+    return process is None or process.is_terminating()

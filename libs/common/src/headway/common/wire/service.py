@@ -251,10 +251,10 @@ class Service:
                 self._loop.end()
             return None
         self._drain_until_s = time.monotonic() + self._drain_limit_s
-        self._loop.every(DRAIN_PERIOD_S, self._go_on_draining)
-        return self._go_on_draining()
+        self._loop.every(DRAIN_PERIOD_S, self._continue_drain)
+        return self._continue_drain()
 
-    def _go_on_draining(self) -> None:
+    def _continue_drain(self) -> None:
         assert self._drain_until_s is not None
         if self._drain is None or self._loop.guard(self._drain) is not False:
             self._loop.end()

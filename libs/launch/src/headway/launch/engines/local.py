@@ -75,7 +75,7 @@ class LocalEngine:
     def _init(self, node: int) -> ProcessId | None:
         """The living init of a node; one that was started here may not have claimed it yet."""
         for process in (self.cluster.init(node), self._started.get(node)):
-            if process is not None and not process.is_doomed():
+            if process is not None and not process.is_terminating():
                 return process
         return None
 
@@ -97,7 +97,7 @@ class LocalEngine:
 
     def _end(self, node: int, process: ProcessId) -> None:
         process.kill()
-        if not wait_until(process.is_doomed, END_LIMIT_S, every_s=0.002):
+        if not wait_until(process.is_terminating, END_LIMIT_S, every_s=0.002):
             raise HeadwayError(
                 f"a process of node {node} (pid {process.pid}) could not be killed",
                 remedy=f"it is stuck in the kernel: look at /proc/{process.pid}/stack, "

@@ -55,7 +55,7 @@ class Started(Event):
     process: ProcessId
     is_adopted: bool = False
     age_s: float = 0.0
-    is_audible: bool = True
+    sends_beats: bool = True
     """Whether its beats can arrive: False if it was not started by an init."""
 
 
@@ -68,7 +68,7 @@ class NotStarted(Event):
 
 
 @dataclass(frozen=True)
-class Beaten(Event):
+class BeatReceived(Event):
     """The executor's event loop has sent beats."""
 
 
@@ -89,7 +89,7 @@ class Ended(Event):
 
 
 @dataclass(frozen=True)
-class Asked(Event):
+class StopRequested(Event):
     """The init was asked to end, by a signal."""
 
     by: str
@@ -108,12 +108,12 @@ class Kill(Action):
 
 
 @dataclass(frozen=True)
-class PassOn(Action):
+class ForwardSigterm(Action):
     """Send SIGTERM to the executor."""
 
 
 @dataclass(frozen=True)
-class Leave(Action):
+class Exit(Action):
     """Exit."""
 
     code: int
@@ -129,7 +129,7 @@ class Core:
         self._started_at = self._beat_at = self._asked_at = 0.0
         self._stuck_since: float | None = None
         self._gone_since: float | None = None
-        self._is_audible, self._limit_s = False, self.limits.start_s
+        self._sends_beats, self._limit_s = False, self.limits.start_s
         self._state = ""
         self._killed_for = ""
         self.ended_for = ""
@@ -141,7 +141,7 @@ class Core:
         self._backoff = Backoff(self.limits.first_pause_s, self.limits.longest_pause_s)
 
     def handle(self, event: Event, now: float) -> list[Action]:
-        """Take in one event; returns what to do, in order. Nothing is done after ``Leave``."""
+        """Take in one event; returns what to do, in order. Nothing is done after ``Exit``."""
         self._advance(now)
         if self._is_leaving:
             return []
@@ -158,14 +158,14 @@ class Core:
                 return self._started(event)
             case NotStarted():
                 return self._not_started(event)
-            case Beaten():
+            case BeatReceived():
                 self._beat_at, self._stuck_since = self._clock.now, None
                 self._limit_s = self.limits.silent_s
             case Looked():
                 self._look(event.state)
             case Ended():
                 return self._ended(event)
-            case Asked():
+            case StopRequested():
                 return self._end_as_asked(event.by)
         return []
 
@@ -173,7 +173,7 @@ class Core:
     def _started(self, event: Started) -> list[Action]:
         self.process, self._is_starting = event.process, False
         self._beat_at, self._started_at = self._clock.now, self._clock.now - event.age_s
-        self._is_audible = event.is_audible
+        self._sends_beats = event.sends_beats
         self._limit_s = max(self.limits.silent_s, self.limits.start_s - event.age_s)
         self._stuck_since, self._gone_since = None, None
         self._killed_for = self._not_started_for = ""
@@ -236,11 +236,11 @@ class Core:
             return [*actions, self._leave(0)]
         if not self._is_asked:
             self._is_asked, self._asked_at = True, self._clock.now
-        return [*actions, PassOn()]  # a second request cuts the executor's open work short
+        return [*actions, ForwardSigterm()]  # a second request cuts the executor's open work short
 
-    def _leave(self, code: int) -> Leave:
+    def _leave(self, code: int) -> Exit:
         self._is_leaving = True
-        return Leave(code)
+        return Exit(code)
 
     # ---- what is due --------------------------------------------------------------------------
     def _due(self) -> list[Action]:
@@ -261,7 +261,7 @@ class Core:
         limits, silent_s = self.limits, self._clock.now - self._beat_at
         if self._stuck_since is not None and self._clock.now - self._stuck_since >= limits.stuck_s:
             return _STUCK[self._state]
-        if self._is_audible and silent_s >= self._limit_s:
+        if self._sends_beats and silent_s >= self._limit_s:
             return f"its event loop has been silent for {silent_s:.1f} s"
         if self._is_asked and self._clock.now - self._asked_at >= limits.end_s:
             return f"it did not end within {limits.end_s:g} s"

@@ -81,7 +81,7 @@ class Executor:
     def find(cls, place: Place) -> Executor | None:
         """The one that runs already, started by an earlier init or by hand; None if none does."""
         process = holder_of(place.executor_claim)
-        if process is None or process.is_doomed():
+        if process is None or process.is_terminating():
             return None
         try:
             return cls(process, BeatReader.reopen(process), place.executor_log, 0)
@@ -126,7 +126,7 @@ class Executor:
         if state in DEAD:
             return GONE
         is_held = state != "T" and is_frozen(self.process.pid)
-        if not self.process.is_doomed():
+        if not self.process.is_terminating():
             self._doomed_at = None
         elif self._doomed_at is None:
             self._doomed_at = time.monotonic()

@@ -15,18 +15,18 @@ from headway.common.decide import Event, Log
 from headway.common.errors import HeadwayError
 from headway.common.node.process import GONE
 from headway.launch.init.core import (
-    Asked,
-    Beaten,
+    BeatReceived,
     Core,
     Ended,
+    Exit,
+    ForwardSigterm,
     Kill,
-    Leave,
     Limits,
     Looked,
     NotStarted,
-    PassOn,
     Start,
     Started,
+    StopRequested,
 )
 from headway.launch.init.executor import Executor, Place
 from headway.launch.init.log import say
@@ -60,13 +60,13 @@ class Supervisor:
     def _turn(self, source: socket.socket) -> None:
         for number in _received(source):
             if number in _END_SIGNALS:
-                self._handle(Asked(signal.Signals(number).name))
+                self._handle(StopRequested(signal.Signals(number).name))
         # Beats come before the look: after a stall of both, the executor's report counts first.
         executor = self._executor
         if executor is not None:
             heard = executor.listen()
             if heard.is_beating:
-                self._handle(Beaten())
+                self._handle(BeatReceived())
             if not heard.is_open:
                 self._forget(executor, beats_only=True)
         self._reap()
@@ -105,9 +105,9 @@ class Supervisor:
                     self._handle(self._start())
                 case Kill() if self._executor is not None:
                     self._executor.send(signal.SIGKILL)
-                case PassOn() if self._executor is not None:
+                case ForwardSigterm() if self._executor is not None:
                     self._executor.send(signal.SIGTERM)
-                case Leave():
+                case Exit():
                     self._code = action.code
                 case _:
                     pass
@@ -128,7 +128,7 @@ class Supervisor:
             executor.process,
             is_adopted=is_adopted,
             age_s=executor.process.age_s() if is_adopted else 0.0,
-            is_audible=executor.beats is not None,
+            sends_beats=executor.beats is not None,
         )
 
     def _forget(self, executor: Executor, *, beats_only: bool = False) -> None:

@@ -69,7 +69,7 @@ class NodeFolder:
     def has_init(self, node: int) -> bool:
         """Whether the node's init runs."""
         init = self.cluster.init(node)
-        return init is not None and not init.is_doomed()
+        return init is not None and not init.is_terminating()
 
     def key(self) -> KeyPair:
         """The node's own key pair, made here at the first call.

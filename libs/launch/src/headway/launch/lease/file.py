@@ -140,7 +140,7 @@ class ProcessLease:
 
     def has_ended(self, holder: Holder) -> bool:
         """Whether the holder's process is gone from this machine."""
-        return holder.is_here and holder.process.is_doomed()
+        return holder.is_here and holder.process.is_terminating()
 
     def fence(self, holder: Holder) -> bool:
         """Kill the holder, if it runs here. A frozen one counts as gone once the signal is
@@ -150,7 +150,7 @@ class ProcessLease:
         process = holder.process
         if process == ProcessId.current():
             return True
-        return wait_until(lambda: not process.kill() or process.is_doomed(), FENCE_LIMIT_S)
+        return wait_until(lambda: not process.kill() or process.is_terminating(), FENCE_LIMIT_S)
 
 
 def superseded(epoch: int, newest: int) -> SupersededError:
@@ -351,11 +351,11 @@ def is_led(lease: Lease, wait_s: float = 1.0) -> bool:
     if first.holder is None:
         return False
     if first.holder.is_here:
-        return not first.holder.process.is_doomed()
+        return not first.holder.process.is_terminating()
     return wait_until(lambda: lease.look() != first, wait_s, every_s=max(0.05, lease.look_s))
 
 
-class Tenure:
+class LeaseTerm:
     """The holder's side: its record, renewed by ``renew`` for as long as it makes progress."""
 
     def __init__(self, lease: Lease, me: Holder) -> None:

@@ -41,7 +41,7 @@ from headway.launch.join.leaving import remove_secrets
 from headway.launch.join.ticket import Ticket
 from headway.launch.lease.choose import lease_of
 from headway.launch.lease.file import is_led
-from headway.launch.machine.stay import AtEnd, Stay
+from headway.launch.machine.foreground import AtEnd, ForegroundNode
 from headway.launch.machine.sweep import sweep
 from headway.launch.nodes import wait_for_node
 
@@ -89,7 +89,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         parser.error("only `pod` takes the path of a bundle")
     try:
         if options.verb == "pod":
-            return be_pod(options.bundle)
+            return run_pod(options.bundle)
         if options.verb == "describe":
             print(needs.describe())
             return 0
@@ -166,7 +166,7 @@ def stay(
     folder: NodeFolder, ticket: Ticket, at_end: AtEnd, notice_s: float, mark: Path | None = None
 ) -> int:
     """Be a node in the foreground until it has ended; returns the exit code."""
-    return Stay(
+    return ForegroundNode(
         folder,
         ticket,
         at_end=at_end,
@@ -188,7 +188,7 @@ def give_back(bundle: Bundle) -> None:
     engine.release()
 
 
-def be_pod(path: Path) -> int:
+def run_pod(path: Path) -> int:
     """Be the node that this pod is, until it has ended; returns the exit code.
 
     Raises:
@@ -361,7 +361,7 @@ def fence(ticket: Ticket) -> None:
     drivers = [one for one in found if 0 <= epoch_of(one) < ticket.epoch]
     for one in drivers:
         one.kill()
-    if not wait_until(lambda: all(one.is_doomed() for one in drivers), END_S):
+    if not wait_until(lambda: all(one.is_terminating() for one in drivers), END_S):
         raise HeadwayError(
             f"a driver of run {ticket.run_id} could not be killed",
             remedy="it is stuck in the kernel: restart the machine",

@@ -13,7 +13,7 @@ from headway.common.wire.messages.driver import NodeBeat, Relay, Report, Seals, 
 from headway.common.wire.messages.executor import DriverBeat
 from headway.common.wire.server import Server
 from headway.launch.cluster import ClusterFolder
-from headway.launch.lease.file import FileLease, Holder, SupersededError, Tenure
+from headway.launch.lease.file import FileLease, Holder, LeaseTerm, SupersededError
 
 RENEW_S = 0.2
 
@@ -56,7 +56,7 @@ class LoneDriver:
         holder = Holder(
             epoch, 0, me.pid, me.start_ticks, self._server.endpoint, keys.public.decode()
         )
-        self._tenure = Tenure(lease, holder)
+        self._tenure = LeaseTerm(lease, holder)
         self._thread = threading.Thread(target=self._serve, daemon=True)
         self._thread.start()
 

@@ -206,7 +206,7 @@ class Node:
                 who_ = None if self.fork_fails else self.start(worker)
                 self.forks.append(on.Fork(worker, who_, "try again" if self.fork_fails else ""))
                 return [Done(action)]
-            case on.Claim(after):
+            case on.ClaimLease(after):
                 self.claims.append(after)
                 if self.claim_fails:
                     return [Failed(action, "read-only file system")]

@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 from headway.trainer.config import ModelConfig
 from headway.trainer.config.architecture import Architecture
-from headway.trainer.state.init import initial_values
+from headway.trainer.state.initial_weights import initial_values
 from headway.trainer.state.params import ParamSpec
 
 Params = Mapping[str, torch.Tensor]

@@ -9,7 +9,7 @@ from typing import Any
 from headway.common.decide import Action, AwakeClock, Log
 from headway.common.wire.messages.executor import KillWorker, ToWorker, WorkerBeat
 from headway.common.wire.messages.worker import Restore, Steer
-from headway.controller.decisions.brake import Brake
+from headway.controller.decisions.crash_loop import CrashLoopBreaker
 from headway.controller.decisions.effects import Effects
 from headway.controller.decisions.events import CheckCheckpoint, Finish, Memory, Send, Start
 from headway.controller.decisions.failures import Failure, Failures, RecoveryCost
@@ -45,7 +45,7 @@ class Core:
         self.fleet = Fleet(start.nodes, start.rank_nodes)
         self.members = Members(self.fleet.rank_nodes)
         self.cost = RecoveryCost(memory.recoveries)
-        self.brake = Brake(limits.max_crashes, memory.crashes, memory.causes)
+        self.crash_loop = CrashLoopBreaker(limits.max_crashes, memory.crashes, memory.causes)
         self.copies = Copies(memory.bad_checkpoints, memory.bad_snapshots)
         self.steps = start.steps
         self.commands: list[Steer] = []
@@ -68,7 +68,7 @@ class Core:
         self.since = self.waited_since = self.gathered_since = 0.0
         self.is_adopting = start.generation >= 0
         self.outcome = self.detail = ""
-        self.furthest, self.progress_at = -1, 0.0
+        self.max_step, self.progress_at = -1, 0.0
         """Newest step reported in this generation, and when it was new."""
         self.step_s = 0.0
         """How long the newest steps took, each."""
@@ -116,10 +116,10 @@ class Core:
         for number in {*memory.lost, *memory.evicted} & nodes.keys():
             self.fleet.lose(nodes[number], "evicted" if number in memory.evicted else "")
             nodes[number].is_released = number in memory.released
-        for number, bar, *process in memory.barred:
+        for number, exclusion, *process in memory.excluded:
             if number in nodes and nodes[number].status == "lost":
-                self.fleet.set_bar(nodes[number], bar)
-                nodes[number].barred_process = (process[0], process[1])
+                self.fleet.exclude(nodes[number], exclusion)
+                nodes[number].excluded_process = (process[0], process[1])
         for number, losses in memory.losses:
             if number in nodes:
                 nodes[number].losses = losses
@@ -216,7 +216,7 @@ class Core:
             self.answered = max(self.answered, self.applied)
         self.enter("leaving")
         self.cost.begin(self.clock.now)
-        self.brake.fenced(reason, is_counted=is_counted)
+        self.crash_loop.fenced(reason, is_counted=is_counted)
         self.is_memory_stale = True
         fields = {
             "generation": self.generation,
@@ -259,7 +259,7 @@ class Core:
         """
         if self.fleet.living(name) is None:
             return []
-        self.fleet.condemn(name)
+        self.fleet.mark_for_kill(name)
         return self.lost_worker(name, reason, is_blamed=is_blamed)
 
     def lost_worker(self, name: str, reason: str, *, is_blamed: bool = True) -> list[Action]:
@@ -276,7 +276,7 @@ class Core:
         self.members.update(rank, None)
         cause = f"rank {rank} is lost: {reason}"
         if is_blamed and self.phase in ("joining", "running", "leaving"):
-            self.brake.blame(cause, cause)
+            self.crash_loop.blame(cause, cause)
             self.count_failure(rank, reason)
         return actions + self.interrupted(cause)
 
@@ -332,27 +332,27 @@ class Core:
         """Have the condemned killed, repeatedly until no beat shows them."""
         return [
             self.order_worker(name, KillWorker(run_id=self.run_id, epoch=self.epoch, worker=name))
-            for name in list(self.fleet.doomed)
+            for name in list(self.fleet.marked_for_kill)
             if self.due("kill", name)
         ]
 
     # ---- nodes ----------------------------------------------------------------------------------
-    def lose_node(self, number: int, reason: str, *, bar: str = "") -> list[Action]:
+    def lose_node(self, number: int, reason: str, *, exclusion: str = "") -> list[Action]:
         """Give a node up. Its ranks stay its own until a spare takes them over."""
         node = self.fleet.nodes[number]
         self.is_memory_stale = True
         if node.status == "lost":
-            self.fleet.set_bar(node, bar or node.bar)
+            self.fleet.exclude(node, exclusion or node.exclusion)
             return []
-        for name in self.fleet.lose(node, bar):
+        for name in self.fleet.lose(node, exclusion):
             if (rank := self.members.rank_of.get(name)) is not None:
                 self.members.update(rank, None)
         fields: dict[str, Any] = {"node": number, "reason": reason}
-        if bar == "verdict":
+        if exclusion == "verdict":
             fields["is_bad"] = True
         actions: list[Action] = [Log("node_lost", fields)]
         if node.ranks:
-            is_counted = bar != "evicted"
+            is_counted = exclusion != "evicted"
             actions += self.interrupted(f"node {number} is lost: {reason}", is_counted=is_counted)
         return actions
 
@@ -366,17 +366,19 @@ class Core:
         """What a successor must know."""
         lost = [node for node in self.fleet.nodes.values() if node.status == "lost"]
         return Memory(
-            crashes=self.brake.crashes,
-            causes=self.brake.causes,
-            lost=tuple(node.number for node in lost if node.bar != "evicted"),
-            evicted=tuple(node.number for node in lost if node.bar == "evicted"),
+            crashes=self.crash_loop.crashes,
+            causes=self.crash_loop.causes,
+            lost=tuple(node.number for node in lost if node.exclusion != "evicted"),
+            evicted=tuple(node.number for node in lost if node.exclusion == "evicted"),
             released=tuple(
-                node.number for node in lost if node.bar == "evicted" and node.is_released
+                node.number for node in lost if node.exclusion == "evicted" and node.is_released
             ),
             bad_checkpoints=tuple(sorted(self.copies.bad_checkpoints)),
             marked=self.marked,
             bad_snapshots=tuple(sorted(self.copies.bad_snapshots)),
-            barred=tuple((n.number, n.bar, *n.barred_process) for n in lost if n.bar),
+            excluded=tuple(
+                (n.number, n.exclusion, *n.excluded_process) for n in lost if n.exclusion
+            ),
             rollback=self.rollback,
             rollbacks=self.rollbacks,
             spike=self.spike,

@@ -45,14 +45,14 @@ class ExecutorEnded(Event):
 
 
 @dataclass(frozen=True)
-class Rebooted(Event):
+class NodeRebooted(Event):
     """The node's machine has joined again after a reboot: its workers and their memory are gone."""
 
     node: int
 
 
 @dataclass(frozen=True)
-class Steered(Event):
+class CommandQueued(Event):
     """A command of the user is in the journal and is to be applied by all ranks."""
 
     steer: Steer
@@ -77,7 +77,7 @@ class DrainNode(Event):
 
 
 @dataclass(frozen=True)
-class Judged(Event):
+class VerdictReceived(Event):
     """An open verdict of the monitor, and what the table of responses makes of it.
 
     ``response`` is ``replace_worker``, ``kill_worker``, ``restart_ranks``, ``restart_service``,
@@ -206,7 +206,7 @@ class Memory:
     """Evicted nodes whose machine the engine has taken away; the others are asked for again."""
     causes: tuple[tuple[str, str], ...] = ()
     """(signature, sentence) of failures that the brake counts when the next generation begins."""
-    barred: tuple[tuple[int, str, int, int], ...] = ()
+    excluded: tuple[tuple[int, str, int, int], ...] = ()
     """(node, bar, incarnation and pid of its executor then) of lost nodes
     that may not return at their next beat."""
     losses: tuple[tuple[int, int], ...] = ()

@@ -24,11 +24,11 @@ class Node:
     number: int
     status: NodeState = "silent"
     """It is ``active`` if it carries ranks, ``silent`` without a beat, ``lost`` once given up."""
-    bar: str = ""
+    exclusion: str = ""
     """Why a lost node may not return at its next beat:
     ``gone``, ``evicted``, ``trouble`` or ``verdict``."""
-    barred_process: tuple[int, int] = (-1, -1)
-    """Who beat when it was barred: beats of that executor may still be in a socket."""
+    excluded_process: tuple[int, int] = (-1, -1)
+    """Who beat when it was excluded: beats of that executor may still be in a socket."""
     is_released: bool = False
     """The engine has taken the machine of an evicted node away;
     what reports from now on was started anew."""
@@ -95,7 +95,7 @@ class Fleet:
         """Worker -> its node."""
         self.inside: dict[str, int] = {}
         """Workers that hold groups of some generation and are not condemned -> their node."""
-        self.doomed: dict[str, int] = {}
+        self.marked_for_kill: dict[str, int] = {}
         """Condemned workers that a beat still shows -> their node: they are to be killed."""
         self.spares: dict[int, None] = {}
         """Nodes that carry no rank and have reported."""
@@ -103,7 +103,7 @@ class Fleet:
         """Nodes that carry ranks and are silent or lost."""
         self.lost_carriers: dict[int, None] = {}
         """Of those, the lost ones."""
-        self.barred: dict[int, None] = {}
+        self.excluded: dict[int, None] = {}
         """Lost nodes that do not return at their next beat."""
         self.bare: dict[int, None] = {}
         """Nodes that report again after a silence, without any worker."""
@@ -195,7 +195,7 @@ class Fleet:
         if node.status == "lost":
             if node.version < 0 or not _may_return(node):
                 return received
-            self.set_bar(node, "")
+            self.exclude(node, "")
             received.returned = True
         self._set_status(node, "active" if node.ranks else "spare")
         return received
@@ -252,7 +252,7 @@ class Fleet:
         """Bring the tables of workers in line with what the node now says of this one."""
         view = node.workers.get(name)
         if view is None:
-            for table in (self.home, self.inside, self.doomed):
+            for table in (self.home, self.inside, self.marked_for_kill):
                 table.pop(name, None)
             return
         self.home[name] = number = node.number
@@ -260,11 +260,11 @@ class Fleet:
         if name not in node.gone and view.generation >= 0 and not node.ranks:
             node.gone[name] = view.pid
         is_gone = name in node.gone
-        _keep(self.doomed, name, number, is_gone)
+        _keep(self.marked_for_kill, name, number, is_gone)
         _keep(self.inside, name, number, not is_gone and view.status in INSIDE)
 
     # ---- workers --------------------------------------------------------------------------------
-    def condemn(self, name: str) -> None:
+    def mark_for_kill(self, name: str) -> None:
         """The worker is not to be counted any more, and to be killed while beats show it."""
         node = self.nodes[self.home[name]]
         node.gone[name] = node.workers[name].pid
@@ -292,7 +292,7 @@ class Fleet:
         if node.status != "lost":
             self._set_status(node, "silent")
 
-    def lose(self, node: Node, bar: str) -> list[str]:
+    def lose(self, node: Node, exclusion: str) -> list[str]:
         """Give the node up; returns its workers, which count no more.
 
         Those that were in a generation are condemned: if the node reports again, they are killed.
@@ -306,8 +306,8 @@ class Fleet:
             self._index(node, name)
         node.services, node.version, node.fell_silent = {}, -1, False
         self.bare.pop(node.number, None)
-        node.barred_process = node.process
-        self.set_bar(node, bar)
+        node.excluded_process = node.process
+        self.exclude(node, exclusion)
         node.losses += 1
         self._set_status(node, "lost")
         return workers
@@ -318,10 +318,10 @@ class Fleet:
             node.fell_silent = False
         self.bare.clear()
 
-    def set_bar(self, node: Node, bar: str) -> None:
+    def exclude(self, node: Node, exclusion: str) -> None:
         """Say what a lost node must show before it may return."""
-        node.bar = bar
-        _keep(self.barred, node.number, None, bool(bar))
+        node.exclusion = exclusion
+        _keep(self.excluded, node.number, None, bool(exclusion))
 
     def move_ranks(self, lost: int, spare: int) -> tuple[int, ...]:
         """Let the spare carry the ranks of a lost node."""
@@ -375,13 +375,13 @@ def _is_as_before(old: WorkerBeat, new: WorkerBeat) -> bool:
 
 def _may_return(node: Node) -> bool:
     """Whether a lost node that reports may be used again."""
-    match node.bar:
+    match node.exclusion:
         case "trouble":
             return not node.trouble and any(v.status == "idle" for v in node.workers.values())
         case "verdict":
-            return node.process != node.barred_process
+            return node.process != node.excluded_process
         case "evicted":
-            return node.is_released and node.process != node.barred_process
+            return node.is_released and node.process != node.excluded_process
         case _:
             return True
 

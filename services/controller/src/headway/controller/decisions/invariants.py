@@ -41,24 +41,30 @@ def _check_nodes(fleet: Fleet) -> None:
         )
         is_lost = bool(ranks) and node.status == "lost"
         assert (number in fleet.lost_carriers) == is_lost, f"node {number}: lost_carriers is wrong"
-        assert (number in fleet.barred) == bool(node.bar), f"node {number}: barred is wrong"
-        assert not node.bar or node.status == "lost", f"node {number} is barred and {node.status}"
+        assert (number in fleet.excluded) == bool(node.exclusion), (
+            f"node {number}: excluded is wrong"
+        )
+        assert not node.exclusion or node.status == "lost", (
+            f"node {number} is excluded and {node.status}"
+        )
 
 
 def _check_workers(fleet: Fleet) -> None:
     home = {name: number for number, node in fleet.nodes.items() for name in node.workers}
     assert fleet.home == home, f"index {fleet.home}, beats {home}"
-    inside, doomed = {}, {}
+    inside, marked_for_kill = {}, {}
     for name, number in home.items():
         node = fleet.nodes[number]
         if name in node.gone:
-            doomed[name] = number
+            marked_for_kill[name] = number
         elif node.workers[name].status in INSIDE:
             inside[name] = number
         is_old = node.workers[name].generation >= 0 and not node.ranks
         assert not is_old or name in node.gone, f"{name} holds memory on a node without ranks"
     assert fleet.inside == inside, f"inside {fleet.inside}, beats {inside}"
-    assert fleet.doomed == doomed, f"doomed {fleet.doomed}, beats {doomed}"
+    assert fleet.marked_for_kill == marked_for_kill, (
+        f"marked {fleet.marked_for_kill}, beats {marked_for_kill}"
+    )
 
 
 def _check_members(fleet: Fleet, members: Members) -> None:

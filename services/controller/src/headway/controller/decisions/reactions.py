@@ -31,15 +31,15 @@ def on_beat(core: Core, beat: NodeBeat) -> tuple[int | None, list[Action]]:
         return None, []
     node = received.node
     actions: list[Action] = []
-    if node.step > core.furthest and node.ranks and node.generation == core.generation:
-        core.step_s = (core.clock.now - core.progress_at) / (node.step - core.furthest)
-        core.furthest, core.progress_at = node.step, core.clock.now
+    if node.step > core.max_step and node.ranks and node.generation == core.generation:
+        core.step_s = (core.clock.now - core.progress_at) / (node.step - core.max_step)
+        core.max_step, core.progress_at = node.step, core.clock.now
     core.on_order.pop(node.number, None)
     if received.was_silent:
         core.effects.forget(RestartNode, node.number)
     if received.returned:
         core.is_memory_stale = True
-        killed = [name for name in node.workers if name in core.fleet.doomed]
+        killed = [name for name in node.workers if name in core.fleet.marked_for_kill]
         actions.append(Log("node_returned", {"node": node.number, "killed": killed}))
         actions += core.kills()
     elif received.is_restarted and node.status != "lost":
@@ -118,13 +118,13 @@ def _note_cause(core: Core, left: LeftGeneration) -> bool:
     if is_bad_snapshot:
         core.copies.bad_snapshot(left.rank, core.restore.step)
     if is_bad_checkpoint or is_bad_snapshot:
-        core.brake.bad_copy()
+        core.crash_loop.bad_copy()
         return False
     if left.reason == "error":
-        core.brake.blame(left.detail, f"rank {left.rank} failed: {left.detail}")
+        core.crash_loop.blame(left.detail, f"rank {left.rank} failed: {left.detail}")
         core.count_failure(left.rank, left.detail, is_error=True)
     if left.reason == "transport":
-        core.brake.suspect(left.detail, f"rank {left.rank} failed: {left.detail}")
+        core.crash_loop.suspect(left.detail, f"rank {left.rank} failed: {left.detail}")
     return True
 
 
@@ -144,7 +144,7 @@ def on_rebooted(core: Core, number: int) -> list[Action]:
     node = core.fleet.nodes.get(number)
     if node is None or not node.ranks or core.fleet.spare_for(number) is None:
         return []
-    return core.lose_node(number, "its machine was rebooted or replaced", bar="trouble")
+    return core.lose_node(number, "its machine was rebooted or replaced", exclusion="trouble")
 
 
 def on_done(core: Core, action: Action) -> list[Action]:
@@ -174,7 +174,7 @@ def on_failed(core: Core, failed: Failed) -> list[Action]:
         _note_order(core, failed, action.node)
     match action:
         case RestartNode() if failed.is_final and core.fleet.nodes[action.node].is_missed:
-            log += core.lose_node(action.node, failed.error, bar="gone")
+            log += core.lose_node(action.node, failed.error, exclusion="gone")
         case ReleaseNode() if failed.is_final:
             core.fleet.nodes[action.node].is_released = core.is_memory_stale = True
         case CheckCheckpoint() if core.unchecked and core.unchecked.count == action.step:
@@ -201,7 +201,7 @@ def _note_order(core: Core, failed: Failed, node: int) -> None:
 def eviction_refusal(core: Core, node: int) -> str:
     """Why the node cannot be evicted now; empty when it can."""
     fleet = core.fleet
-    if node not in fleet.nodes or fleet.nodes[node].bar in ("evicted", "gone"):
+    if node not in fleet.nodes or fleet.nodes[node].exclusion in ("evicted", "gone"):
         return f"node {node} is not in the run"
     if fleet.nodes[node].ranks and fleet.spare_for(node) is None:
         return f"no spare is ready for node {node}"
@@ -215,7 +215,7 @@ def evict(core: Core, node: int) -> list[Action]:
     core.fleet.nodes[node].is_released = False
     core.effects.forget(ReleaseNode, node)
     log = Log("evicted", {"node": node})
-    return [log, *core.lose_node(node, "evicted", bar="evicted"), *release(core)]
+    return [log, *core.lose_node(node, "evicted", exclusion="evicted"), *release(core)]
 
 
 def check_rollback(core: Core) -> list[Action]:
@@ -242,8 +242,8 @@ def release(core: Core) -> list[Action]:
     """Have the machines of evicted nodes taken away, until that is done."""
     return [
         action
-        for node in map(core.fleet.nodes.__getitem__, core.fleet.barred)
-        if node.bar == "evicted"
+        for node in map(core.fleet.nodes.__getitem__, core.fleet.excluded)
+        if node.exclusion == "evicted"
         and not node.is_released
         and core.effects.due(ReleaseNode, node.number)
         for action in core.effects.ask(ReleaseNode(node.number))

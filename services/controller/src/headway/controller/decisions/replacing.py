@@ -41,7 +41,7 @@ def _give_way(core: Core) -> list[Action]:
     for number in [] if is_starting else list(core.fleet.bare):
         if core.fleet.nodes[number].ranks and _warm_spare(core, number) is not None:
             why = "it was silent, and none of its workers is left"
-            actions += core.lose_node(number, why, bar="trouble")
+            actions += core.lose_node(number, why, exclusion="trouble")
     if core.clock.now - core.since >= SAVE_S:
         for number in giving_way(core):
             actions += _give_up_flaky(core, number)

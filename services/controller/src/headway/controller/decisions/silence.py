@@ -23,13 +23,13 @@ def watch(core: Core) -> list[Action]:
     actions: list[Action] = []
     due: list[Node] = []
     for node in core.fleet.quiet(core.clock.now, core.limits.node_silent_s):
-        if node.bar in NOT_RESTARTED:
+        if node.exclusion in NOT_RESTARTED:
             continue
         if not node.is_missed:
             core.fleet.miss(node)
             fields = {"node": node.number, "silent_s": round(core.clock.now - node.beat_at, 1)}
             actions.append(Log("node_silent", fields))
-        if _is_beyond_help(core, node):
+        if _cannot_succeed(core, node):
             silent_s = core.clock.now - node.beat_at
             actions += core.lose_node(node.number, f"silent for {silent_s:.1f} s")
         elif core.effects.due(RestartNode, node.number, again_s=RESTART_GRACE_S):
@@ -44,7 +44,7 @@ def watch(core: Core) -> list[Action]:
 def on_executor_ended(core: Core, number: int) -> list[Action]:
     """The engine knows that the executor has ended."""
     node = core.fleet.nodes.get(number)
-    if node is None or node.bar in NOT_RESTARTED:
+    if node is None or node.exclusion in NOT_RESTARTED:
         return []
     actions: list[Action] = []
     if not node.is_missed:
@@ -64,7 +64,7 @@ def _room(core: Core) -> int:
     return max(0, MAX_RESTARTS - core.effects.num_open(RestartNode))
 
 
-def _is_beyond_help(core: Core, node: Node) -> bool:
+def _cannot_succeed(core: Core, node: Node) -> bool:
     """Long silent although it was started again, and nothing speaks for keeping it."""
     now = core.clock.now
     silent_s = now - node.beat_at + node.silent_before_s
@@ -85,7 +85,7 @@ def _is_kept(core: Core, node: Node) -> bool:
     One with ranks: while no spare is ready, or steps are made. Steps need every rank, so its
     workers are well and only its executor is silent. One without ranks: while one with ranks is
     silent, too. Then it may be this driver that is cut off; it finds that out by the nodes that are
-    not given up (``Lines.has_lost_touch``), so these must not become fewer.
+    not given up (``Connections.is_cut_off``), so these must not become fewer.
     """
     if not node.ranks:
         return bool(core.fleet.unreachable)

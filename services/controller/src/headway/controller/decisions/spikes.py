@@ -48,7 +48,7 @@ def give_up(core: Core, why: str) -> list[Action]:
     """No checkpoint can be looked for: the newest state meets the spike again. That makes no
     progress, so the brake counts it."""
     core.spike, core.is_memory_stale = 0, True
-    core.brake.blame("spike", f"no checkpoint to go back to after a spike: {why}")
+    core.crash_loop.blame("spike", f"no checkpoint to go back to after a spike: {why}")
     return [Log("spike_rollback_failed", {"reason": why})]
 
 
@@ -65,12 +65,12 @@ def refusal(core: Core) -> str:
     )
 
 
-def passing_over(core: Core, restore: Restore) -> Restore:
+def skipping(core: Core, restore: Restore) -> Restore:
     """The restore point with the samples that are passed over from it."""
     samples, _ = core.passes.get(restore.step, (0, 0))
     if not samples or restore.source == "arena":  # a snapshot knows its position
         return restore
-    return msgspec.structs.replace(restore, pass_to=samples)  # type: ignore[type-var]
+    return msgspec.structs.replace(restore, skip_to=samples)  # type: ignore[type-var]
 
 
 def forget_after(core: Core, step: int) -> None:

@@ -25,17 +25,17 @@ from headway.controller.decisions.core import Core
 from headway.controller.decisions.drains import Drains, drain_refusal
 from headway.controller.decisions.events import (
     AwaitCheckpoint,
+    CommandQueued,
     DrainNode,
     DurableFound,
     EvictNode,
     ExecutorEnded,
     Input,
-    Judged,
-    Rebooted,
+    NodeRebooted,
     Remember,
     Start,
-    Steered,
     Tick,
+    VerdictReceived,
 )
 from headway.controller.decisions.invariants import check
 from headway.controller.decisions.phases.base import Phase
@@ -146,7 +146,7 @@ class RunState(Core):
     # ---- what happens -------------------------------------------------------------------------
     def _take(self, event: Input) -> list[Action]:
         match event:
-            case Judged():
+            case VerdictReceived():
                 return self._verdicts.judge(self, event)
             case Done():
                 if isinstance(event.action, Remember) and event.action.memory == self._memory:
@@ -173,9 +173,9 @@ class RunState(Core):
                 return reactions.on_seals(self, event)
             case ExecutorEnded():
                 return silence.on_executor_ended(self, event.node)
-            case Rebooted():
+            case NodeRebooted():
                 return reactions.on_rebooted(self, event.node)
-            case Steered():
+            case CommandQueued():
                 if event.steer.sequence > len(self.commands):
                     self.add_command(event.steer)
                     self.is_steering = True
@@ -252,7 +252,7 @@ class RunState(Core):
     def is_leaving(self, node: int) -> bool:
         """Whether the node was evicted or drained, and its machine has not been ended yet."""
         found = self.fleet.nodes[node]
-        return found.bar == "evicted" and not found.is_released
+        return found.exclusion == "evicted" and not found.is_released
 
     def step_of(self, node: int) -> int:
         """Completed steps that every rank of the node has reported in its newest generation."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from headway.common.decide import Action
 from headway.common.wire.messages.executor import RestartService
 from headway.controller.decisions.core import Core
-from headway.controller.decisions.events import Answer, Judged, Send
+from headway.controller.decisions.events import Answer, Send, VerdictReceived
 
 MAX_ANSWERS = 1024
 MAX_HANGS = 64
@@ -49,7 +49,7 @@ class Verdicts:
         self._cuts = (0, 0)
         """Nodes given up for cuts of the ranks' network, and the completed steps at the last."""
 
-    def judge(self, core: Core, verdict: Judged) -> list[Action]:
+    def judge(self, core: Core, verdict: VerdictReceived) -> list[Action]:
         """Act on a verdict and answer it."""
         key = (verdict.id, verdict.revision)
         actions: list[Action] = []
@@ -62,7 +62,7 @@ class Verdicts:
                 del self._answers[next(iter(self._answers))]
         return [*actions, Answer(*key, self._answers[key])]
 
-    def _act(self, core: Core, verdict: Judged) -> tuple[str, list[Action]]:
+    def _act(self, core: Core, verdict: VerdictReceived) -> tuple[str, list[Action]]:
         if core.phase == "over":
             return "none: the run is over", []
         if verdict.response == "restart_ranks":
@@ -83,7 +83,7 @@ class Verdicts:
             case other:
                 return f"none: the response {other!r} is not known", []
 
-    def _end_worker(self, core: Core, verdict: Judged) -> tuple[str, list[Action]]:
+    def _end_worker(self, core: Core, verdict: VerdictReceived) -> tuple[str, list[Action]]:
         workers = core.fleet.nodes[verdict.node].workers.values()
         for name in [view.worker for view in workers if view.pid == verdict.pid]:
             rank = core.members.rank_of.get(name)
@@ -95,15 +95,15 @@ class Verdicts:
             return f"replaced worker {name} of rank {rank}", core.lose_worker(name, verdict.kind)
         return f"none: pid {verdict.pid} on node {verdict.node} holds no rank", []
 
-    def _end_generation(self, core: Core, verdict: Judged) -> tuple[str, list[Action]]:
+    def _end_generation(self, core: Core, verdict: VerdictReceived) -> tuple[str, list[Action]]:
         """Nobody is blamed: who leaves the generation begins the next one where it is."""
         who = "the ranks hang and which one causes it is not known; all of them start again"
         if self._may_pass(core, verdict, who):
             return "", []
-        core.brake.blame(HANG, HANG)
+        core.crash_loop.blame(HANG, HANG)
         return "started all ranks again in place", core.fence(HANG)
 
-    def _may_pass(self, core: Core, verdict: Judged, who: str) -> bool:
+    def _may_pass(self, core: Core, verdict: VerdictReceived, who: str) -> bool:
         """Whether a hang has not lasted for long enough yet; then ``Running.why`` tells of it."""
         if not verdict.silence_s:
             return False
@@ -116,7 +116,7 @@ class Verdicts:
         core.hang_shown_until = now + HANG_SHOWN_S
         return now - since < limit_s
 
-    def _replace_node(self, core: Core, verdict: Judged) -> tuple[str, list[Action]]:
+    def _replace_node(self, core: Core, verdict: VerdictReceived) -> tuple[str, list[Action]]:
         node = core.fleet.nodes[verdict.node]
         if node.status == "lost":
             return f"none: node {node.number} is lost already", []
@@ -134,10 +134,10 @@ class Verdicts:
             if num_cuts >= MAX_CUTS:
                 return f"observe: {num_cuts} nodes were given up for cuts and this one remains", []
             self._cuts = (num_cuts + 1, core.step)
-        lost = core.lose_node(node.number, _reason(verdict), bar="verdict")
+        lost = core.lose_node(node.number, _reason(verdict), exclusion="verdict")
         return f"gave up node {node.number}{carried}", lost
 
-    def _restart(self, core: Core, verdict: Judged) -> tuple[str, list[Action]]:
+    def _restart(self, core: Core, verdict: VerdictReceived) -> tuple[str, list[Action]]:
         node = core.fleet.nodes[verdict.node]
         if node.status == "lost":
             return f"none: node {node.number} is lost", []
@@ -178,7 +178,7 @@ def _restart_order(core: Core, node: int, service: str, pid: int, reason: str) -
     )
 
 
-def _too_late_or_early(core: Core, verdict: Judged) -> tuple[str, list[Action]] | None:
+def _too_late_or_early(core: Core, verdict: VerdictReceived) -> tuple[str, list[Action]] | None:
     """Why no rank is judged now: its generation is over, or a pause or a recovery is a good reason
     to make no progress."""
     if 0 <= verdict.generation < core.generation:
@@ -188,11 +188,11 @@ def _too_late_or_early(core: Core, verdict: Judged) -> tuple[str, list[Action]] 
     return None
 
 
-def _reason(verdict: Judged) -> str:
+def _reason(verdict: VerdictReceived) -> str:
     return f"{verdict.kind}: {verdict.detail}" if verdict.detail else verdict.kind
 
 
-def _stop_run(core: Core, verdict: Judged) -> tuple[str, list[Action]]:
+def _stop_run(core: Core, verdict: VerdictReceived) -> tuple[str, list[Action]]:
     if core.generation >= 0:
         return "none: the rank that fails reports it, and the crash brake counts", []
     return "stopped the run", core.finish("failed", _reason(verdict))

@@ -73,7 +73,7 @@ def no_worker(core: Core, number: int) -> str:
 
 def _ask_again(core: Core, number: int) -> list[Action]:
     """The engine has no machine for it; silent nodes are restarted by ``silence``."""
-    if core.fleet.nodes[number].bar != "gone":
+    if core.fleet.nodes[number].exclusion != "gone":
         return []
     if core.clock.now - core.effects.asked_at(RestartNode, number) < GONE_AGAIN_S:
         return []

@@ -23,7 +23,7 @@ from headway.common.node.process import ProcessId
 from headway.common.node.run_dir import NodePaths, RunDir
 from headway.common.paces import LEASE_RENEW_S
 from headway.common.wire.admission import Admission
-from headway.common.wire.descriptors import Doorkeeper
+from headway.common.wire.descriptors import HandshakeLimiter
 from headway.common.wire.message import Message
 from headway.common.wire.messages.driver import (
     Command,
@@ -48,7 +48,7 @@ from headway.controller.decisions.events import (
     FindDurable,
     Finish,
     Input,
-    Rebooted,
+    NodeRebooted,
     ReleaseNode,
     Remember,
     RestartNode,
@@ -56,14 +56,14 @@ from headway.controller.decisions.events import (
     Tick,
 )
 from headway.controller.decisions.state import RunState
-from headway.controller.driver.beginning import begin
 from headway.controller.driver.clocks import RunClock
+from headway.controller.driver.connections import Connections
 from headway.controller.driver.durable import Checkpoints, newest_mark
-from headway.controller.driver.engine_looks import EngineLooks, answer_to
-from headway.controller.driver.gate import Gate, members_of
+from headway.controller.driver.engine_probe import EngineProbe, answer_to
+from headway.controller.driver.initial_state import begin
 from headway.controller.driver.inputs import InputRecorder, begin_text, encode
+from headway.controller.driver.join_server import JoinServer, members_of
 from headway.controller.driver.leadership import Leadership
-from headway.controller.driver.lines import Lines
 from headway.controller.driver.memory import remember
 from headway.controller.driver.noted import Noted
 from headway.controller.driver.requests import Requests
@@ -146,7 +146,7 @@ class Driver:
             over=lambda: (self._outcome, self._detail),
             num_skipped=lambda: self._reports.num_skipped,
         )
-        handlers = dict.fromkeys((NodeBeat, Relay, Seals, WorkerGone, Report), self._heard)
+        handlers = dict.fromkeys((NodeBeat, Relay, Seals, WorkerGone, Report), self._on_message)
         keys = cluster.key_of("driver")
         admission = Admission(cluster.public_of("executor", "monitor", "console"))
         self._server = Server(
@@ -162,13 +162,17 @@ class Driver:
             allowed=admission,
             backlog=max(BACKLOG, cluster.nodes),  # a new driver is found by all within 0.25 s
         )
-        self._gate = Gate.of(self.run_dir, cluster, node, keys, members, admission, self._journal)
-        if self._gate is not None:
-            self._gate.is_leaving, self._gate.epoch = self.state.is_leaving, epoch
-            self._gate.is_alive = self.state.is_alive
-            self._gate.rebooted = lambda node: self.handle(Rebooted(node))
-        self.lines = Lines(self._server, self.state, self._reports, self._clock, self._run_id, node)
-        self._requests.lines = self.lines
+        self._joins = JoinServer.of(
+            self.run_dir, cluster, node, keys, members, admission, self._journal
+        )
+        if self._joins is not None:
+            self._joins.is_leaving, self._joins.epoch = self.state.is_leaving, epoch
+            self._joins.is_alive = self.state.is_alive
+            self._joins.rebooted = lambda node: self.handle(NodeRebooted(node))
+        self.connections = Connections(
+            self._server, self.state, self._reports, self._clock, self._run_id, node
+        )
+        self._requests.connections = self.connections
         me = ProcessId.current()
         self._holder = Holder(
             epoch,
@@ -178,25 +182,27 @@ class Driver:
             self._server.endpoint,
             keys.public.decode(),
             space=process_space(),
-            join_endpoint=self._gate.server.endpoint if self._gate is not None else "",
+            join_endpoint=self._joins.server.endpoint if self._joins is not None else "",
         )
         gather_s = GATHER_S * min(1.0, cluster.nodes / MANY_NODES)
         self._service = Service("driver", self._server, gather_s=gather_s)
         for thread in (self._journal, self._background):
             self._service.watch(thread.done_fd, thread.run_callbacks)
-        self._service.on_drain(self.lines.order_saves)
-        gates = [self._gate.server] if self._gate is not None else []
+        self._service.on_drain(self.connections.order_saves)
+        gates = [self._joins.server] if self._joins is not None else []
         for gate in gates:
             self._service.watch(gate.socket, gate.handle_ready)
-        self._service.every(TICK_S, Doorkeeper([self._server, *gates], clients=cluster.nodes).look)
+        self._service.every(
+            TICK_S, HandshakeLimiter([self._server, *gates], clients=cluster.nodes).look
+        )
         self._leadership.note, self._leadership.stop = self.note, self._service.stop
         self._service.every(LEASE_RENEW_S, self._leadership.renew)
         self._service.every(TICK_S, self.tick)
         self._service.every(FLUSH_S, self._reports.flush)
-        tools = (self.engine, cluster, self.lines, self._background)
-        looks = EngineLooks(*tools, self.handle, self.note)
-        self._service.every(ENDED_S, looks.for_ended)
-        self._service.every(ORPHANS_S, lambda: looks.for_orphans(self.state.nodes))
+        tools = (self.engine, cluster, self.connections, self._background)
+        looks = EngineProbe(*tools, self.handle, self.note)
+        self._service.every(ENDED_S, looks.find_ended)
+        self._service.every(ORPHANS_S, lambda: looks.find_orphans(self.state.nodes))
         self._metrics.serve(
             self._service, self._background, self.state, self._reports, lambda: self._outcome
         )
@@ -204,7 +210,7 @@ class Driver:
     def run(self) -> int:
         """Drive the run to its end; returns the exit code."""
         self._leadership.begin(self._holder)
-        if self._gate is not None:
+        if self._joins is not None:
             self._keep_clock(self._clock.own(self.node, boot_id()))
         self.note("driver_started", {"epoch": self._epoch, "node": self.node})
         if self._outcome:
@@ -219,35 +225,35 @@ class Driver:
     def tick(self) -> None:
         """Let time pass for the state; say that the run is over while it is."""
         if self._outcome:
-            self.lines.send_all(
+            self.connections.send_all(
                 StopRun(epoch=self._epoch, outcome=self._outcome, run_id=self._run_id)
             )
             return
         self.handle(Tick())
-        self.lines.refresh()
-        if self._gate is not None and self.state.generation >= 0:
-            self._leadership.resign_if_cut_off(self.lines)
+        self.connections.refresh()
+        if self._joins is not None and self.state.generation >= 0:
+            self._leadership.resign_if_cut_off(self.connections)
 
-    def _heard(self, message: Message, peer: bytes) -> None:
+    def _on_message(self, message: Message, peer: bytes) -> None:
         if getattr(message, "run_id", self._run_id) not in ("", self._run_id):
             return
         if not self.state.knows(getattr(message, "node", -1)):
             return
-        self.lines.received(message, peer)
+        self.connections.received(message, peer)
         if isinstance(message, Report):
-            if message.incarnation == self.lines.incarnation(message.node):
+            if message.incarnation == self.connections.incarnation(message.node):
                 self._reports.take(message)
         elif isinstance(message, (NodeBeat, Relay, Seals, WorkerGone)):
             self.handle(message)
         if isinstance(message, NodeBeat):
-            self.lines.answer(message, peer)
+            self.connections.answer(message, peer)
             self._compare_clock(message)
 
     def _compare_clock(self, beat: NodeBeat) -> None:
         """Keep what a node's clock is to the run's; that of this driver's node is known."""
-        is_newest = beat.incarnation == self.lines.incarnation(beat.node)
-        if self._gate is not None and beat.node != self.node and is_newest:
-            self._keep_clock(self._clock.compare(beat, self._gate.boot_of(beat.node)))
+        is_newest = beat.incarnation == self.connections.incarnation(beat.node)
+        if self._joins is not None and beat.node != self.node and is_newest:
+            self._keep_clock(self._clock.compare(beat, self._joins.boot_of(beat.node)))
 
     def _keep_clock(self, reading: ClockReading | None) -> None:
         if reading is not None:
@@ -255,10 +261,10 @@ class Driver:
 
     def _monitor_beat(self, message: MonitorBeat, peer: bytes) -> None:
         if message.run_id == self._run_id and message.node == self.node:
-            self.lines.set_monitor(message, peer)
+            self.connections.set_monitor(message, peer)
 
     def _verdict(self, message: Verdict, peer: bytes) -> None:
-        self.lines.monitor_peer = peer
+        self.connections.monitor_peer = peer
         if self._noted.is_new(message.id, message.revision):  # it repeats until it is answered
             self.note("verdict", journal_fields(message))
         if not message.is_open or self._outcome:
@@ -288,7 +294,7 @@ class Driver:
                 if action.fields.get("is_bad"):
                     self._report_bad(action.fields["node"], action.fields["reason"])
             case Send():
-                self.lines.send(action.node, action.message)
+                self.connections.send(action.node, action.message)
             case Answer():
                 self.answer(action)
             case BeginGeneration():
@@ -302,8 +308,8 @@ class Driver:
             case RestartNode(node):
                 self._ask_engine(action, lambda: self.engine.start_node(node, kill_hung=True))
             case ReleaseNode():
-                if self._gate is not None:
-                    self._gate.revoke(action.node)
+                if self._joins is not None:
+                    self._joins.revoke(action.node)
                 self._ask_engine(action, lambda: self.engine.lose_node(action.node))
             case Remember():
                 self._write(action, lambda journal: remember(journal, action.memory))
@@ -318,7 +324,7 @@ class Driver:
 
     def answer(self, action: Answer) -> None:
         """Inform the monitor of what was done about a verdict."""
-        self.lines.to_monitor(
+        self.connections.to_monitor(
             VerdictTaken(id=action.id, revision=action.revision, taken=action.taken)
         )
 

@@ -22,7 +22,7 @@ from headway.common.wire.message import Message, by_tag
 from headway.common.wire.messages.driver import NodeBeat, Relay, Seals, WorkerGone
 from headway.common.wire.messages.executor import ToWorker
 from headway.controller.decisions import events
-from headway.controller.decisions.events import Answer, Input, Judged, Send, Start, Tick
+from headway.controller.decisions.events import Answer, Input, Send, Start, Tick, VerdictReceived
 from headway.controller.decisions.state import RunState
 from headway.controller.journal.file import JournalFile
 from headway.trainer.config import RecoveryConfig
@@ -113,7 +113,7 @@ class InputRecorder:
         if is_quiet and isinstance(event, NodeBeat) and event.workers is None:
             self._keep(event)
             return actions
-        if isinstance(event, Judged) and all(_is_put_off(action) for action in actions):
+        if isinstance(event, VerdictReceived) and all(_is_put_off(action) for action in actions):
             return actions
         pulses = [pulse for kept in self._pulses.values() for pulse in kept]
         for clock, pulse in sorted(pulses, key=lambda one: one[0]):

@@ -12,10 +12,10 @@ from headway.common.errors import HeadwayError
 from headway.common.log import get_logger
 from headway.common.node.process import ProcessId
 from headway.common.wire.side_thread import ThreadPerKind
-from headway.controller.driver.lines import Lines
+from headway.controller.driver.connections import Connections
 from headway.launch.engine import Engine
 from headway.launch.lease.choose import lease_of
-from headway.launch.lease.file import Holder, SupersededError, Tenure
+from headway.launch.lease.file import Holder, LeaseTerm, SupersededError
 
 CUT_OFF_S = 4.0
 """A driver that gets no beats from most nodes for this long lets another node lead."""
@@ -55,7 +55,7 @@ class Leadership:
         self._node = node
         self._lease = lease_of(folder, self._fence_elsewhere)
         self._epoch, self._engine, self._background = epoch, engine, background
-        self._tenure: Tenure | None = None
+        self._tenure: LeaseTerm | None = None
         self._is_late = self._is_resigning = False
         self._renewed_at = time.monotonic()
         self._fence_former()
@@ -102,7 +102,7 @@ class Leadership:
 
     def begin(self, me: Holder) -> None:
         """Publish where this driver listens. Raises as ``Lease.publish``."""
-        self._tenure = Tenure(self._lease, me)
+        self._tenure = LeaseTerm(self._lease, me)
         self._tenure.renew()
         self._renewed_at = time.monotonic()
 
@@ -144,11 +144,11 @@ class Leadership:
         log.warning("another driver has written the journal; leaving", epoch=self._epoch)
         self.stop()
 
-    def resign_if_cut_off(self, lines: Lines) -> None:
+    def resign_if_cut_off(self, lines: Connections) -> None:
         """Resign if most nodes fall silent at once, so that a node that reaches more can lead."""
         if self._tenure is None or self._is_resigning:
             return
-        if not lines.has_lost_touch(CUT_OFF_S, CUT_OFF_START_S):
+        if not lines.is_cut_off(CUT_OFF_S, CUT_OFF_START_S):
             return
         self._is_resigning = True
         self.note("resigned", {"epoch": self._epoch, "reason": "most nodes are silent"})

@@ -18,10 +18,10 @@ from headway.common.wire.messages.driver import (
 )
 from headway.common.wire.messages.executor import Inject
 from headway.common.wire.messages.worker import Steer, SteerOperation
-from headway.controller.decisions.events import DrainNode, EvictNode, Input, Steered, Tick
+from headway.controller.decisions.events import CommandQueued, DrainNode, EvictNode, Input, Tick
 from headway.controller.decisions.members import MISSING
 from headway.controller.decisions.state import RunState
-from headway.controller.driver.lines import Lines
+from headway.controller.driver.connections import Connections
 from headway.controller.faults import faults
 from headway.controller.journal.writer import JournalWriter
 from headway.trainer.config import RunConfig, check_name, check_sample, check_setting
@@ -53,7 +53,7 @@ class Requests:
         num_skipped: steps skipped so far.
     """
 
-    lines: Lines
+    connections: Connections
     """Set once the server listens."""
 
     def __init__(
@@ -182,7 +182,7 @@ class Requests:
         return found[0]
 
     def _accepted(self, steer: Steer) -> None:
-        self._handle(Steered(steer))
+        self._handle(CommandQueued(steer))
         names = ("sequence", "operation", "name", "value", "count")
         self._note("command", {name: getattr(steer, name) for name in names})
 
@@ -193,7 +193,7 @@ class Requests:
         state, (outcome, detail) = self._state, self._over()
         first, number = max(0, message.first_rank), max(0, min(message.num_ranks, MAX_LISTED))
         listed = range(first, min(first + number, len(state.fleet.rank_nodes)))
-        nodes = {state.fleet.rank_nodes[rank] for rank in listed} | {self.lines.home}
+        nodes = {state.fleet.rank_nodes[rank] for rank in listed} | {self.connections.home}
         return Status(
             name=self._name,
             phase=outcome or state.phase,
@@ -249,17 +249,17 @@ class Requests:
                 f"rank {message.rank} is not training yet: {self._waiting() or 'it is starting'}",
                 remedy="try again when `headway status` shows it as running",
             )
-        home = self._state.fleet.rank_nodes.get(message.rank, self.lines.home)
+        home = self._state.fleet.rank_nodes.get(message.rank, self.connections.home)
         node = message.node if message.node >= 0 else home
-        if node not in self.lines.nodes:
+        if node not in self.connections.nodes:
             raise InputError(
                 f"node {node} is not connected to the driver",
-                remedy=f"use one of {sorted(self.lines.nodes)}",
+                remedy=f"use one of {sorted(self.connections.nodes)}",
             )
         faults.check(message.fault, message.name, self._state.services(node))
         fields = {"target": message.name, "fault": message.fault, "rank": message.rank}
         self._note("injected", {**fields, "node": node})
-        self.lines.send(
+        self.connections.send(
             node,
             Inject(
                 run_id=self._state.run_id,

@@ -7,7 +7,7 @@ from typing import Any
 
 from headway.common.node.run_dir import RunDir
 from headway.common.wire.messages.health import Verdict
-from headway.controller.decisions.events import Judged
+from headway.controller.decisions.events import VerdictReceived
 from headway.health.client import OBSERVE, STOP_RUN, response
 
 _KEPT = ("id", "kind", "node", "rank", "pid", "service", "remedy", "is_open")
@@ -27,7 +27,7 @@ def journal_fields(verdict: Verdict) -> dict[str, Any]:
 
 def judged(
     verdict: Verdict, run: RunDir, trouble: str, *, has_begun: bool = False
-) -> Judged | None:
+) -> VerdictReceived | None:
     """The event for the decisions; None while an action still needs to be confirmed.
 
     A line that says that a module is missing ends a run that has not begun only once the executor
@@ -39,7 +39,7 @@ def judged(
         found = OBSERVE
     elif found == STOP_RUN and not _has_ended(_rows(verdict).get("program", ""), trouble):
         return None
-    return Judged(
+    return VerdictReceived(
         verdict.id,
         verdict.revision,
         verdict.kind,

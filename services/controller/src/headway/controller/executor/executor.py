@@ -256,7 +256,7 @@ class Executor:
         if self._run is None or self._ending is not None or self._last_save is not None:
             return
         now = time.monotonic()
-        if now - self._looked_at >= self._run.look_pause_s():
+        if now - self._looked_at >= self._run.poll_interval_s():
             self._looked_at = now
             self._run.look_at_folder()
 

@@ -15,12 +15,11 @@ import msgspec
 from headway.common.decide import Action, AwakeClock, Done, Event, Failed, Log
 from headway.common.node.process import ProcessId
 from headway.common.wire.messages.executor import DriverBeat, WorkerBeat
-from headway.controller.executor.keeping import Service, Services
-from headway.controller.executor.leading import Leading
+from headway.controller.executor.election import LeaseCandidate
 from headway.controller.executor.node_events import (
     AskForFork,
-    Claim,
     Claimed,
+    ClaimLease,
     DriverReported,
     EndRun,
     FolderSeen,
@@ -38,6 +37,7 @@ from headway.controller.executor.node_events import (
     WorkerUnwanted,
     ZygoteSeen,
 )
+from headway.controller.executor.services import Service, Services
 from headway.controller.executor.worker_table import WorkerTable
 from headway.trainer.config import RunConfig
 
@@ -106,7 +106,7 @@ class Guardian:
             next_worker=memory.next_worker,
             orphans=dict(memory.workers),
         )
-        self.leading = Leading(
+        self.leading = LeaseCandidate(
             facts.node,
             limits.driver_silent_s,
             epoch=memory.leading,
@@ -320,7 +320,7 @@ class Guardian:
                 return self.services.not_started(event.action, event.error, now)
             case AskForFork():
                 return self.workers.not_forked(event.action.worker, event.error, now)
-            case Claim():
+            case ClaimLease():
                 self.leading.not_claimed(event.error, now)
             case Remember():
                 is_new = self._save_error != event.error

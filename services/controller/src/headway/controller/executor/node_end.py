@@ -122,7 +122,7 @@ class NodeEnd:
 
     def _save_last_records(self, agent: ProcessId | None) -> None:
         """Save what the agent did not: what its ranks had open, or all if it was dead or frozen."""
-        if agent is not None and not agent.is_doomed():  # stuck; two would save records twice
+        if agent is not None and not agent.is_terminating():  # stuck; two would save records twice
             log.warning("the agent does not end: the last flight records may not be saved")
             return
         FlightWindows(self._paths.shm_dir, self._run.events, self._paths.node).save(final=True)
@@ -139,7 +139,7 @@ def _attempt(step: Callable[[], object]) -> None:
 
 
 def _name_survivors(processes: Sequence[ProcessId]) -> None:
-    left = {process.pid: process.state() for process in processes if not process.is_doomed()}
+    left = {process.pid: process.state() for process in processes if not process.is_terminating()}
     if left:
         log.error(
             "processes do not end: they are stuck in the kernel",
@@ -149,7 +149,7 @@ def _name_survivors(processes: Sequence[ProcessId]) -> None:
 
 
 def _can_run(process: ProcessId) -> bool:
-    return process.state() not in {*DEAD, "T"} and not process.is_doomed()
+    return process.state() not in {*DEAD, "T"} and not process.is_terminating()
 
 
 def _kill(processes: Sequence[ProcessId]) -> None:
@@ -159,4 +159,4 @@ def _kill(processes: Sequence[ProcessId]) -> None:
 
 def _wait_for(processes: Sequence[ProcessId], limit_s: float) -> bool:
     """Whether all of them ended in time; one that is frozen ends once SIGKILL waits for it."""
-    return wait_until(lambda: all(process.is_doomed() for process in processes), limit_s)
+    return wait_until(lambda: all(process.is_terminating() for process in processes), limit_s)

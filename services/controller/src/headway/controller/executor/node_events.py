@@ -125,9 +125,9 @@ class Started(Event):
 
 @dataclass(frozen=True)
 class Claimed(Event):
-    """The answer to ``Claim``: the epoch that was won, or None when another executor was faster."""
+    """The answer to ``ClaimLease``: the epoch that was won, or None when another was faster."""
 
-    action: Claim
+    action: ClaimLease
     epoch: int | None
 
 
@@ -165,7 +165,7 @@ class ClearAway(Action):
 
 
 @dataclass(frozen=True)
-class Claim(Action):
+class ClaimLease(Action):
     """Claim the driver's lease after epoch ``after``."""
 
     after: int

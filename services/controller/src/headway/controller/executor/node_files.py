@@ -12,9 +12,9 @@ from typing import Any
 from headway.common.errors import HeadwayError
 from headway.common.log import get_logger
 from headway.common.node import zygote_beat
+from headway.common.node.exit_record import ExitRecord
 from headway.common.node.files import replace_json
 from headway.common.node.janitor import processes_of, role_of
-from headway.common.node.last_words import LastWords
 from headway.common.node.process import ProcessId
 from headway.common.node.run_dir import NodePaths
 from headway.controller.executor.node_events import Memory
@@ -127,7 +127,7 @@ def running_services(paths: NodePaths, names: Collection[str]) -> dict[str, Proc
         if role in names and role != "zygote":
             found[role] = process
     record = zygote_beat.read(paths.shm_dir)
-    if record is not None and not record[0].is_doomed():
+    if record is not None and not record[0].is_terminating():
         found["zygote"] = record[0]
     return found
 
@@ -158,11 +158,11 @@ def _left(paths: NodePaths, logs: Path) -> list[tuple[int, str, Path]]:
     return [(int(match[2]), match[1], path) for match, path in matches if match is not None]
 
 
-def last_words(paths: NodePaths, worker: str, *, is_oom: bool = False) -> str:
+def exit_record(paths: NodePaths, worker: str, *, is_oom: bool = False) -> str:
     """How a worker ended, by its own account; ``killed`` without one, by the kernel if ``is_oom``.
     Never raises."""
     try:
-        words = LastWords(paths.segment("words", worker)).read()
+        words = ExitRecord(paths.segment("words", worker)).read()
     except (HeadwayError, OSError, ValueError) as error:
         log.warning("last words cannot be read", worker=worker, reason=str(error))
         words = None

@@ -32,13 +32,13 @@ from headway.common.wire.messages.executor import DriverBeat, Inject
 from headway.common.wire.side_thread import SideThread
 from headway.controller.executor import node_files
 from headway.controller.executor.clock_offset import ClockOffset
-from headway.controller.executor.folder_look import FolderLook
+from headway.controller.executor.folder_probe import FolderLook
 from headway.controller.executor.guardian import SERVICES, Guardian, NodeFacts, leader_services
 from headway.controller.executor.node_end import NodeEnd
 from headway.controller.executor.node_events import (
     AskForFork,
-    Claim,
     Claimed,
+    ClaimLease,
     ClearAway,
     EndRun,
     FolderSeen,
@@ -54,10 +54,10 @@ from headway.controller.executor.node_events import (
     Trouble,
     ZygoteSeen,
 )
-from headway.controller.executor.node_services import NodeServices
 from headway.controller.executor.oom_kills import OomKills
 from headway.controller.executor.outbox import Outbox
 from headway.controller.executor.reach import Reach
+from headway.controller.executor.service_commands import NodeServices
 from headway.controller.faults import faults
 from headway.launch.cluster import ClusterFolder
 from headway.launch.init.beats import ENV_RESTARTED_FOR
@@ -130,7 +130,7 @@ class NodeRun:
     def _guardian(self, *, is_fresh: bool) -> Guardian:
         memory = self._files.load(ProcessId.current())
         names = (*SERVICES, *leader_services(self.config))
-        living = {n: p for n, p in memory.services if not p.is_doomed()}
+        living = {n: p for n, p in memory.services if not p.is_terminating()}
         if not is_fresh:
             living = {**node_files.running_services(self.paths, names), **living}
         memory = replace(memory, services=tuple(living.items()))
@@ -169,7 +169,7 @@ class NodeRun:
         self._killed &= states.keys()
         workers = self.guardian.workers.processes()
         words = {
-            worker: node_files.last_words(self.paths, worker, is_oom=self._oom_kills.took(process))
+            worker: node_files.exit_record(self.paths, worker, is_oom=self._oom_kills.took(process))
             for worker, process in workers.items()
             if states.get(process) in DEAD
         }
@@ -187,10 +187,10 @@ class NodeRun:
         elif self.side_thread.busy_s() > FOLDER_HANGS_S:
             self.handle(FolderSeen("unknown", detail="its file system does not answer"))
 
-    def look_pause_s(self) -> float:
+    def poll_interval_s(self) -> float:
         """How long after one look at the run's folder the next one is due."""
         leading = self.guardian.leading
-        if leading.wants_looks:
+        if leading.wants_reads:
             return 0.0
         is_calm = self.guardian.driver_silent_s < CALM_S and not leading.is_stale
         return self._lease.calm_look_s if is_calm else self._lease.look_s
@@ -207,7 +207,7 @@ class NodeRun:
         # in a frozen cgroup (state D) SIGKILL only waits: the process will never run again all the
         # same
         is_suspect = state == "D" or process in self._killed
-        return GONE if is_suspect and process.is_doomed() else state
+        return GONE if is_suspect and process.is_terminating() else state
 
     def _zygote(self) -> ZygoteSeen | None:
         now = time.monotonic()
@@ -238,7 +238,7 @@ class NodeRun:
 
     def _do(self, action: Action) -> Event | None:
         match action:
-            case StartService() | Claim() | ClearAway():
+            case StartService() | ClaimLease() | ClearAway():
                 self._do_aside(action)
                 return None
             case Kill():
@@ -275,7 +275,7 @@ class NodeRun:
             self._files.keep()
         self.handle(Trouble("sockets", self._reach.look(self.guardian.services)))
 
-    def _do_aside(self, action: StartService | Claim | ClearAway) -> None:
+    def _do_aside(self, action: StartService | ClaimLease | ClearAway) -> None:
         """Carry it out on the side thread; the guardian learns what came of it."""
 
         def then(outcome: Event | None, error: Exception | None) -> None:
@@ -283,11 +283,11 @@ class NodeRun:
 
         self.side_thread.submit(partial(self._outcome, action), then)
 
-    def _outcome(self, action: StartService | Claim | ClearAway) -> Event:
+    def _outcome(self, action: StartService | ClaimLease | ClearAway) -> Event:
         match action:
             case StartService():
                 return Started(action, self.services.start(action.name, action.epoch))
-            case Claim():
+            case ClaimLease():
                 return Claimed(action, self._lease.claim(action.after))
             case ClearAway():
                 node_files.clear_away(self.paths, self.run.logs, action.living)
@@ -358,7 +358,7 @@ class NodeRun:
         """This executor and its init, if that one runs."""
         init = self.cluster.init(self.node)
         found = {"executor": ProcessId.current()}
-        return found if init is None or init.is_doomed() else {"init": init, **found}
+        return found if init is None or init.is_terminating() else {"init": init, **found}
 
     # ---- the end ------------------------------------------------------------------------------
     def ending(self) -> NodeEnd:

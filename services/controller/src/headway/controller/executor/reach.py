@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from headway.common.wire.endpoint import somebody_listens
-from headway.controller.executor.keeping import NEEDED, Services
+from headway.common.wire.endpoint import has_listener
+from headway.controller.executor.services import NEEDED, Services
 
 
 class Reach:
@@ -29,4 +29,4 @@ class Reach:
         )
 
     def _is_silent(self, services: Services, name: str) -> bool:
-        return services.is_serving(name) and not somebody_listens(self._endpoint_of(name))
+        return services.is_serving(name) and not has_listener(self._endpoint_of(name))

@@ -151,10 +151,10 @@ class WorkerTable:
         for name, member in list(self.members.items()):
             state = states.get(member.process, "R")
             if state in DEAD:
-                actions += self._bury(name, words.get(name, "killed"), now)
+                actions += self._abandon(name, words.get(name, "killed"), now)
             elif state == "T":
                 actions.append(Kill(member.process, signal.SIGKILL, f"{name}: it was stopped"))
-                actions += self._bury(name, "stopped", now)
+                actions += self._abandon(name, "stopped", now)
             else:
                 actions += self._watch(name, member, now)
         for name, process in list(self.orphans.items()):
@@ -222,7 +222,7 @@ class WorkerTable:
         self.next_worker += 1
         return name if name not in self.members and name not in self.orphans else self._new_name()
 
-    def _bury(self, name: str, reason: str, now: float) -> list[Action]:
+    def _abandon(self, name: str, reason: str, now: float) -> list[Action]:
         member = self.members.pop(name)
         gone = WorkerGone(
             node=self._node,

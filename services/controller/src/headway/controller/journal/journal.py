@@ -26,6 +26,7 @@ from headway.common.polling import wait_until
 from headway.common.wire.messages.executor import Evaluation, Sample, StepMetrics
 from headway.common.wire.messages.worker import Steer
 from headway.controller.journal.commands import STEER, commands_of, steer_of
+from headway.controller.journal.course import store
 from headway.controller.journal.essentials import (
     FILE,
     VERSION,
@@ -34,7 +35,6 @@ from headway.controller.journal.essentials import (
     version_of,
 )
 from headway.controller.journal.locks import is_locked
-from headway.controller.journal.measured import store
 from headway.controller.journal.reads import READS
 from headway.controller.journal.rows import CLOCK_FIELDS, ClockReading, Record, as_json
 from headway.controller.journal.schema import make

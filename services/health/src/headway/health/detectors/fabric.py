@@ -109,13 +109,13 @@ class Fabric:
         now = Counter(node for pair in set(map(frozenset, pairs)) for node in pair)
         lately = Counter(node for pair in self._last_s for node in pair)
 
-        def guilt(node: int) -> tuple[int, int, float, bool, bool, int]:
+        def suspicion(node: int) -> tuple[int, int, float, bool, bool, int]:
             is_named = self._episodes.get(fabric_key(node)) is not None
             beat, is_own = beats[node], node == self._own_node
             silent = 1 - len(beat.reached) / beat.num_asked if beat.num_asked else UNKNOWN
             return now[node], lately[node], silent, is_named, not is_own, node
 
-        return max({node for pair in pairs for node in pair}, key=guilt)
+        return max({node for pair in pairs for node in pair}, key=suspicion)
 
     def _close(self, confirmed: Collection[Pair]) -> list[Verdict]:
         concerned = {node for pair in confirmed for node in pair}

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from headway.common.errors import HeadwayError
-from headway.common.node.last_words import LastWords, Words
+from headway.common.node.exit_record import ExitRecord, Words
 from headway.common.node.process import DEAD, ProcessId
 from headway.common.wire.messages.health import WorkerSignals
 from headway.health.config import HealthConfig
@@ -97,7 +97,7 @@ class WorkerSource:
         """The exit record of exactly this process, whatever the name of its file."""
         for path in sorted(self._shm_dir.glob("words-*.bin")):
             try:
-                words = LastWords(path).read()
+                words = ExitRecord(path).read()
             except (OSError, HeadwayError):
                 continue  # being written, or removed
             if words is not None and (words.pid, words.start_ticks) == (

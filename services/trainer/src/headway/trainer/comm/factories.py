@@ -12,7 +12,7 @@ import torch
 import torch.distributed
 from headway.trainer.comm.channel import Channels
 from headway.trainer.comm.gloo import GlooComm, gloo_options
-from headway.trainer.comm.interface import Comm, PeerLost, Solo
+from headway.trainer.comm.interface import Comm, PeerLost, SingleRank
 from headway.trainer.comm.nccl import PAIR_CTAS, JointAbort, NcclComm, NcclPipe, nccl_group
 from headway.trainer.comm.p2p import Direction, PipeComm
 
@@ -45,13 +45,13 @@ class GlooFactory:
     def comm(self, name: str, ranks: Sequence[int], rank: int) -> Comm:
         """The collective group."""
         if len(ranks) == 1:
-            return Solo()
+            return SingleRank()
         return GlooComm(self._group(name, ranks, rank), self._channels, name)
 
     def pipe(self, name: str, ranks: Sequence[int], rank: int) -> tuple[Comm, PipeComm]:
         """All on one gloo group, which keeps messages and collectives apart."""
         if len(ranks) == 1:
-            return Solo(), PipeComm()
+            return SingleRank(), PipeComm()
         group = self._group(name, ranks, rank)
         lanes = {
             lane: GlooComm(group, self._channels, f"{name}-{lane[0]}-{lane[1]}") for lane in LANES
@@ -87,7 +87,7 @@ class NcclFactory:
     ) -> Comm:
         """The collective group."""
         if len(ranks) == 1:
-            return Solo()
+            return SingleRank()
         self._channels.check()
         store, place = _dist.PrefixStore(f"{name}{min(ranks)}", self._store), ranks.index(rank)
         try:
@@ -102,7 +102,7 @@ class NcclFactory:
     def pipe(self, name: str, ranks: Sequence[int], rank: int) -> tuple[Comm, PipeComm]:
         """A communicator for collectives, and one for each lane of each pair of neighbours."""
         if len(ranks) == 1:
-            return Solo(), PipeComm()
+            return SingleRank(), PipeComm()
         whole = self.comm(name, ranks, rank)
         place, pairs = ranks.index(rank), {}
         for direction, upward, low, high in _pairs(len(ranks), wraps=self._wraps):

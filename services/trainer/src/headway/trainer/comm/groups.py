@@ -20,7 +20,7 @@ from headway.trainer.comm.channel import Channels
 from headway.trainer.comm.every_rank import EveryRank
 from headway.trainer.comm.factories import Factory, GlooFactory, NcclFactory
 from headway.trainer.comm.gloo import GlooComm
-from headway.trainer.comm.interface import Aborted, Comm, PeerLost, Solo, StuckTransport
+from headway.trainer.comm.interface import Aborted, Comm, PeerLost, SingleRank, StuckTransport
 from headway.trainer.comm.nccl import NcclComm, use_interface
 from headway.trainer.comm.p2p import PipeComm
 from headway.trainer.comm.store import StoreClient, StoreEndpoint, StoreServer
@@ -34,11 +34,11 @@ STUCK_LIMIT_S = 3.0
 
 @dataclass
 class Groups:
-    """What one rank needs to communicate in ``generation``. Groups of one are ``Solo``."""
+    """What one rank needs to communicate in ``generation``. Groups of one are ``SingleRank``."""
 
     generation: int
     channels: Channels
-    comms: dict[Axis, Comm] = field(default_factory=lambda: {axis: Solo() for axis in AXES})
+    comms: dict[Axis, Comm] = field(default_factory=lambda: {axis: SingleRank() for axis in AXES})
     """The collective group of each axis."""
     pipe: PipeComm = field(default_factory=PipeComm)
     every_rank: EveryRank = field(default_factory=lambda: EveryRank((), 0, 1))
@@ -87,7 +87,7 @@ class Groups:
         for comm in (*self.comms.values(), *self.pipe.comms()):
             if isinstance(comm, GlooComm | NcclComm):
                 held = comm.detach() + held  # the store and the device are freed last
-        self.comms, self.pipe = {axis: Solo() for axis in AXES}, PipeComm()
+        self.comms, self.pipe = {axis: SingleRank() for axis in AXES}, PipeComm()
         self.every_rank = EveryRank((), 0, 1)
         _reap(held)
 

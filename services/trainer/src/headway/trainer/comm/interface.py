@@ -85,7 +85,7 @@ class Done:
         """Return at once."""
 
 
-class Solo:
+class SingleRank:
     """The group of one: every call is done when it returns."""
 
     rank = 0

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from typing import Literal
 
 import torch
-from headway.trainer.comm.interface import Comm, Solo, Ticket
+from headway.trainer.comm.interface import Comm, SingleRank, Ticket
 
 Direction = Literal["forward", "backward"]
 
@@ -43,4 +43,4 @@ class PipeComm:
         return list(self._lanes.values())
 
     def _lane(self, direction: Direction, upward: bool) -> Comm:
-        return self._lanes.get((direction, upward)) or Solo()
+        return self._lanes.get((direction, upward)) or SingleRank()

@@ -15,8 +15,8 @@ from headway.trainer.exchange.config_file import CONFIG
 from headway.trainer.exchange.families import family_for
 from headway.trainer.exchange.folder import INDEX, WEIGHTS
 from headway.trainer.exchange.importing import COPIED
-from headway.trainer.exchange.place import new_folder
-from headway.trainer.exchange.report import Moved, count
+from headway.trainer.exchange.new_folder import new_folder
+from headway.trainer.exchange.report import ExchangeReport, count
 from headway.trainer.exchange.rules import Rule
 from headway.trainer.exchange.source import TOKENIZER, StoredModel
 from headway.trainer.exchange.tensor_file import Planned, TensorFileWriter
@@ -28,7 +28,7 @@ FILE_BYTES = 5_000_000_000
 
 def export_model(
     source: StoredModel, target: Path, *, dtype: str = "bf16", file_bytes: int = FILE_BYTES
-) -> Moved:
+) -> ExchangeReport:
     """Write ``target``: weights, ``config.json`` and the tokenizer. Master weights are rounded to
     ``dtype``; no more than one parameter is in memory.
 
@@ -59,7 +59,7 @@ def export_model(
         _write_json(draft / CONFIG, keys)
         if not (draft / "generation_config.json").exists():
             _write_json(draft / "generation_config.json", special)
-    return Moved(
+    return ExchangeReport(
         source=source.path,
         target=target,
         family=family.model_type,

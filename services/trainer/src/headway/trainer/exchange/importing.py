@@ -14,8 +14,8 @@ from headway.common.node.run_dir import new_run_id
 from headway.trainer.config.model import ModelConfig
 from headway.trainer.exchange.checkpoint import CHECKPOINTS
 from headway.trainer.exchange.folder import HuggingFaceFolder
-from headway.trainer.exchange.place import new_folder
-from headway.trainer.exchange.report import Moved, count
+from headway.trainer.exchange.new_folder import new_folder
+from headway.trainer.exchange.report import ExchangeReport, count
 from headway.trainer.exchange.source import MODEL_TOML, TOKENIZER
 from headway.trainer.state.snapshot import Extra
 
@@ -28,7 +28,7 @@ COPIED = (
 """Files of the folder that an export needs again."""
 
 
-def import_model(source: Path, target: Path) -> Moved:
+def import_model(source: Path, target: Path) -> ExchangeReport:
     """Write ``target``: ``model.toml`` with every key of the model, ``checkpoints/``, and the
     tokenizer's files. No more than one parameter is in memory.
 
@@ -50,7 +50,7 @@ def import_model(source: Path, target: Path) -> Moved:
         (draft / MODEL_TOML).write_text(
             _toml(folder.model, target, has_tokenizer=(draft / TOKENIZER).exists())
         )
-    return Moved(
+    return ExchangeReport(
         source=source,
         target=target,
         family=folder.family.model_type,

@@ -9,7 +9,7 @@ from pathlib import Path
 
 
 @dataclass(frozen=True)
-class Moved:
+class ExchangeReport:
     """The result of an import or export."""
 
     source: Path

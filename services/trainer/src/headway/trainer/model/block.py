@@ -29,7 +29,8 @@ class SerialBlock:
     """y = h + mlp(norm2(h)), h = x + attention(norm1(x)): two gathers and
     scatters per direction.
 
-    With ``lean`` the outputs of norms and activation are made again in the backward, not kept.
+    With ``recompute_cheap`` the outputs of norms and activation are made again in the backward, not
+    kept.
     """
 
     def __init__(
@@ -43,28 +44,28 @@ class SerialBlock:
         activation: Activation,
         down: RowLinear,
         *,
-        lean: bool = False,
+        recompute_cheap: bool = False,
     ) -> None:
         self.norm1, self.qkv, self.attention, self.out = norm1, qkv, attention, out
-        self.norm2, self.up, self.activation, self.down, self.lean = (
+        self.norm2, self.up, self.activation, self.down, self.recompute_cheap = (
             norm2,
             up,
             activation,
             down,
-            lean,
+            recompute_cheap,
         )
 
     def forward(self, x: torch.Tensor, at: Positions, tape: Tape | None) -> torch.Tensor:
         """See ``Block``."""
         normed = self.norm1.forward(x, tape)
-        qkv = self.qkv.forward(normed, tape, self.norm1.again(x) if self.lean else None)
+        qkv = self.qkv.forward(normed, tape, self.norm1.again(x) if self.recompute_cheap else None)
         del normed
         h = x + self.out.forward(self.attention.forward(qkv, at, tape), tape)
         del qkv
         normed = self.norm2.forward(h, tape)
-        wide = self.up.forward(normed, tape, self.norm2.again(h) if self.lean else None)
+        wide = self.up.forward(normed, tape, self.norm2.again(h) if self.recompute_cheap else None)
         del normed
-        again = self.activation.again(wide) if self.lean else None
+        again = self.activation.again(wide) if self.recompute_cheap else None
         return h + self.down.forward(self.activation.forward(wide, tape), tape, again)
 
     def backward(self, grad: torch.Tensor, tape: Tape) -> torch.Tensor:
@@ -91,19 +92,19 @@ class ParallelBlock:
         out_down: RowPair,
         *,
         qkv_width: int,
-        lean: bool = False,
+        recompute_cheap: bool = False,
     ) -> None:
         self.norm, self.wide, self.attention, self.activation = norm, wide, attention, activation
-        self.out_down, self.qkv_width, self.lean = out_down, qkv_width, lean
+        self.out_down, self.qkv_width, self.recompute_cheap = out_down, qkv_width, recompute_cheap
 
     def forward(self, x: torch.Tensor, at: Positions, tape: Tape | None) -> torch.Tensor:
         """See ``Block``."""
         normed = self.norm.forward(x, tape)
-        wide = self.wide.forward(normed, tape, self.norm.again(x) if self.lean else None)
+        wide = self.wide.forward(normed, tape, self.norm.again(x) if self.recompute_cheap else None)
         del normed
         qkv, up = wide[..., : self.qkv_width], wide[..., self.qkv_width :]
         attended = self.attention.forward(qkv, at, tape)
-        again = self.activation.again(up) if self.lean else None
+        again = self.activation.again(up) if self.recompute_cheap else None
         return x + self.out_down.forward(attended, self.activation.forward(up, tape), tape, again)
 
     def backward(self, grad: torch.Tensor, tape: Tape) -> torch.Tensor:
@@ -129,19 +130,21 @@ class TwoNormBlock:
         activation: Activation,
         out_down: RowPair,
         *,
-        lean: bool = False,
+        recompute_cheap: bool = False,
     ) -> None:
         self.norm1, self.qkv, self.attention = norm1, qkv, attention
         self.norm2, self.up, self.activation = norm2, up, activation
-        self.out_down, self.lean = out_down, lean
+        self.out_down, self.recompute_cheap = out_down, recompute_cheap
 
     def forward(self, x: torch.Tensor, at: Positions, tape: Tape | None) -> torch.Tensor:
         """See ``Block``."""
-        again1, again2 = (self.norm1.again(x), self.norm2.again(x)) if self.lean else (None, None)
+        again1, again2 = (
+            (self.norm1.again(x), self.norm2.again(x)) if self.recompute_cheap else (None, None)
+        )
         qkv = self.qkv.forward(self.norm1.forward(x, tape), tape, again1)
         attended = self.attention.forward(qkv, at, tape)
         wide = self.up.forward(self.norm2.forward(x, tape), tape, again2)
-        again = self.activation.again(wide) if self.lean else None
+        again = self.activation.again(wide) if self.recompute_cheap else None
         return x + self.out_down.forward(attended, self.activation.forward(wide, tape), tape, again)
 
     def backward(self, grad: torch.Tensor, tape: Tape) -> torch.Tensor:

@@ -122,60 +122,60 @@ class _Builder:
         return Head(norm, table, self.tp, self.kernels, vocab_size=model.vocab_size)
 
     def block(self, index: int, recompute: str) -> Block:
-        name, lean = f"layers.{index}", recompute == "selective"
+        name, recompute_cheap = f"layers.{index}", recompute == "selective"
         block: Block
         if self.model.own_block is not None:
             block = OwnBlock.of(
                 self.model, index, self.params.add, precision=self.precision, device=self.device
             )
         elif self.model.block == "serial":
-            block = self._serial(name, index, lean)
+            block = self._serial(name, index, recompute_cheap)
         elif self.model.norms == 2:
-            block = self._two_norms(name, index, lean)
+            block = self._two_norms(name, index, recompute_cheap)
         else:
-            block = self._parallel(name, index, lean)
+            block = self._parallel(name, index, recompute_cheap)
         return RecomputedBlock(block) if recompute == "full" else block
 
-    def _serial(self, name: str, index: int, lean: bool) -> Block:
+    def _serial(self, name: str, index: int, recompute_cheap: bool) -> Block:
         maps = self.params.maps(name)
         return SerialBlock(
             self.params.norm(f"{name}.norm1"),
             self.params.column(maps.qkv),
-            self._attention(name, index, lean),
+            self._attention(name, index, recompute_cheap),
             self.params.row(maps.out),
             self.params.norm(f"{name}.norm2"),
             self.params.column(*maps.wide),
             Activation(self.model.mlp, self.kernels),
             self.params.row(maps.down),
-            lean=lean,
+            recompute_cheap=recompute_cheap,
         )
 
-    def _parallel(self, name: str, index: int, lean: bool) -> Block:
+    def _parallel(self, name: str, index: int, recompute_cheap: bool) -> Block:
         maps = self.params.maps(name)
         return ParallelBlock(
             self.params.norm(f"{name}.norm"),
             self.params.column(maps.qkv, *maps.wide),
-            self._attention(name, index, lean),
+            self._attention(name, index, recompute_cheap),
             Activation(self.model.mlp, self.kernels),
             self.params.pair(maps),
             qkv_width=maps.qkv.weight.spec.shape[0],
-            lean=lean,
+            recompute_cheap=recompute_cheap,
         )
 
-    def _two_norms(self, name: str, index: int, lean: bool) -> Block:
+    def _two_norms(self, name: str, index: int, recompute_cheap: bool) -> Block:
         maps = self.params.maps(name)
         return TwoNormBlock(
             self.params.norm(f"{name}.norm1"),
             self.params.column(maps.qkv),
-            self._attention(name, index, lean),
+            self._attention(name, index, recompute_cheap),
             self.params.norm(f"{name}.norm2"),
             self.params.column(*maps.wide),
             Activation(self.model.mlp, self.kernels),
             self.params.pair(maps),
-            lean=lean,
+            recompute_cheap=recompute_cheap,
         )
 
-    def _attention(self, name: str, index: int, lean: bool) -> Attention:
+    def _attention(self, name: str, index: int, recompute_cheap: bool) -> Attention:
         model, norms = self.model, None
         if model.qk_norm:
             prefix = f"{name}.attention"
@@ -188,5 +188,5 @@ class _Builder:
             self.kernels,
             window=model.window_of(index),
             norms=norms,
-            recompute=lean,
+            recompute=recompute_cheap,
         )

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
 import torch
-from headway.trainer.comm.interface import Done, Op, Solo, Ticket
+from headway.trainer.comm.interface import Done, Op, SingleRank, Ticket
 from headway.trainer.errors import RefusedError
 from headway.trainer.model.chunk import Chunk
 from headway.trainer.model.kernels import watching
@@ -21,7 +21,7 @@ from torch._dynamo.exc import BackendCompilerFailed
 from torch._inductor.exc import InductorError
 
 
-class Echo(Solo):
+class Echo(SingleRank):
     """A member of a group whose others send nothing: what it gathers or reduces is its own."""
 
     def __init__(self, rank: int, size: int) -> None:

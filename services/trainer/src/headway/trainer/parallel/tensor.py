@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import torch
-from headway.trainer.comm.interface import Comm, Done, Solo, Ticket
+from headway.trainer.comm.interface import Comm, Done, SingleRank, Ticket
 
 Product = Callable[[torch.Tensor], torch.Tensor]
 
@@ -57,7 +57,7 @@ class TensorParallel:
     """The tensor-parallel group of this rank; only ``comm`` changes with a generation."""
 
     def __init__(self, comm: Comm | None = None, *, pieces: int = 1) -> None:
-        self.comm: Comm = Solo() if comm is None else comm
+        self.comm: Comm = SingleRank() if comm is None else comm
         self.pieces = pieces
 
     @property

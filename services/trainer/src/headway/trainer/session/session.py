@@ -121,7 +121,7 @@ class Session:
         step: int = 0,
         state: tuple[npt.NDArray[np.uint8], bytes] | None = None,
         *,
-        pass_to: int = 0,
+        skip_to: int = 0,
         progress: Callable[[int], object] = lambda _: None,
     ) -> None:
         """Put the state after ``step`` completed steps in place.
@@ -130,7 +130,7 @@ class Session:
         ``arena`` takes the rank's own arena, ``durable`` takes ``state``: data and extra as the
         checkpoint store's ``read_shard`` returns them. ``progress`` is called with the bytes of the
         state that each piece of the first weights has completed, and while kernels are compiled;
-        what it raises ends the load. ``pass_to`` is the position from which the data continue, if
+        what it raises ends the load. ``skip_to`` is the position from which the data continue, if
         that of the state is before it.
 
         Raises:
@@ -179,7 +179,7 @@ class Session:
         if extra.step != step:
             raise ValueError(f"the snapshot asked for as {step} says it is {extra.step}")
         self._state = TrainState.of(extra)
-        self._state.samples = max(self._state.samples, pass_to)
+        self._state.samples = max(self._state.samples, skip_to)
         assert self._data is not None
         self._data.fingerprints["train"] = extra.fingerprint
         self._data.fingerprints["validation"] = extra.validation_fingerprint

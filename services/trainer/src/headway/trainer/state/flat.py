@@ -18,7 +18,7 @@ from itertools import pairwise
 from typing import Any
 
 import torch
-from headway.trainer.state.init import Drawing
+from headway.trainer.state.initial_weights import Drawing
 from headway.trainer.state.params import ParamSpec, Precision
 
 ALIGNMENT = 64

@@ -167,7 +167,7 @@ class Rank:
                 )
                 self._session.run(hooks)
             except DivergedError as error:
-                raise error.with_way_back(self._way_back(error.first_step)) from None
+                raise error.with_way_back(self._restore_hint(error.first_step)) from None
             if self._session.is_complete and self.config.train.sample_tokens:
                 self._sample(hooks)
             if self._session.spike is not None:
@@ -222,13 +222,13 @@ class Rank:
         if source == "durable":
             try:
                 state = self._read_checkpoint(restore.step, restore.folder)
-                self._session.load(source, restore.step, state, pass_to=restore.pass_to)
+                self._session.load(source, restore.step, state, skip_to=restore.skip_to)
                 del state
             except CorruptError as error:
                 raise self._bad(error, restore.step, self.rank) from error
         else:
             self._session.load(
-                source, restore.step, pass_to=restore.pass_to, progress=self._restored
+                source, restore.step, skip_to=restore.skip_to, progress=self._restored
             )
         return_free_memory()
         self._memory.begin()
@@ -245,7 +245,7 @@ class Rank:
             with self._flight.record(Kind.RESTORE, step=view.step, nbytes=view.restored_bytes):
                 pass
 
-    def _way_back(self, first_skipped: int) -> str:
+    def _restore_hint(self, first_skipped: int) -> str:
         """Describe which checkpoint a diverged run can go back to."""
         try:
             found = newest(

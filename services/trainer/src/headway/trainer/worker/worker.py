@@ -17,8 +17,8 @@ from pathlib import Path
 from headway.common import installed
 from headway.common.config import load
 from headway.common.log import get_logger, identify, setup
+from headway.common.node.exit_record import ExitRecord
 from headway.common.node.failpoints import add_where, configure
-from headway.common.node.last_words import LastWords
 from headway.common.node.process import ProcessId
 from headway.common.node.run_dir import NodePaths, RunDir
 from headway.common.wire.message import Message
@@ -61,7 +61,7 @@ class Worker:
         self.config = load(RunConfig, files=[self.run_dir.config])
         self.paths = NodePaths(self.run_dir.run_id, node)
         configure(self.paths.failpoints, node=node)
-        self.words = LastWords(self.paths.segment("words", name))
+        self.words = ExitRecord(self.paths.segment("words", name))
         self.words.prepare()
         self.view = WorkerStatus()
         self.commands: list[Steer] = []
@@ -73,7 +73,7 @@ class Worker:
         self._rank: Rank | None = None
         self._assigned = -1
         self.link = Link(
-            self.paths.endpoint("executor"), name, self.beat, self._hear, self._silence
+            self.paths.endpoint("executor"), name, self.beat, self._on_message, self._silence
         )
 
     # ---- the link's thread --------------------------------------------------------------------
@@ -101,7 +101,7 @@ class Worker:
             source=self._source,
         )
 
-    def _hear(self, message: Message) -> None:
+    def _on_message(self, message: Message) -> None:
         match message:
             case Assign():
                 if message.generation > self._assigned:

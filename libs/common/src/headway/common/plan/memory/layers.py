@@ -167,9 +167,9 @@ class Layers:
         return width // self.sizes.param // self.sizes.tokens * self.hidden
 
     # ---- attention.py and its kernels ---------------------------------------------------------
-    def attention(self, qkv: Block, tape: Tape | None, *, lean: bool) -> Block:
+    def attention(self, qkv: Block, tape: Tape | None, *, recompute_cheap: bool) -> Block:
         """``Attention.forward``."""
-        if tape is None or lean:
+        if tape is None or recompute_cheap:
             heads = self.split_heads()
             out = self.new(self.sizes.heads), self.new(self.sizes.softmax)
             del heads
@@ -182,10 +182,10 @@ class Layers:
             tape.saved.append((heads, raw, out))
         return self.new(self.sizes.heads)
 
-    def attention_backward(self, grad: Block, tape: Tape, *, lean: bool) -> Block:
+    def attention_backward(self, grad: Block, tape: Tape, *, recompute_cheap: bool) -> Block:
         """``Attention.backward``, which holds ``grad`` to its end."""
         graph = tape.saved.pop()
-        if lean:
+        if recompute_cheap:
             graph = graph, self.split_heads(), self.new(self.sizes.heads + self.sizes.softmax)
         arranged = self.new(self.sizes.heads)
         grads = self.new(self.sizes.qkv)
@@ -249,43 +249,49 @@ class Layers:
         tape.waiting.extend(inner.waiting)
         return grad
 
-    def _serial(self, x: Block, tape: Tape | None, lean: bool) -> Block:
+    def _serial(self, x: Block, tape: Tape | None, recompute_cheap: bool) -> Block:
         sizes = self.sizes
         normed = self.norm(x, tape)
-        qkv = self.column(normed, tape, sizes.qkv, self._again(self.norm, x) if lean else None)
+        qkv = self.column(
+            normed, tape, sizes.qkv, self._again(self.norm, x) if recompute_cheap else None
+        )
         del normed
-        h = _added(self, self.row(self.attention(qkv, tape, lean=lean), tape))
+        h = _added(self, self.row(self.attention(qkv, tape, recompute_cheap=recompute_cheap), tape))
         del qkv
         normed = self.norm(h, tape)
-        wide = self.column(normed, tape, sizes.wide, self._again(self.norm, h) if lean else None)
+        wide = self.column(
+            normed, tape, sizes.wide, self._again(self.norm, h) if recompute_cheap else None
+        )
         del normed
-        again: Held | None = partial(self.new, sizes.inner) if lean else None
-        if lean:
+        again: Held | None = partial(self.new, sizes.inner) if recompute_cheap else None
+        if recompute_cheap:
             again = _keeping(wide, again)
         return _added(self, self.row(self.gelu(wide, tape, sizes.inner), tape, again))
 
-    def _serial_backward(self, grad: Block, tape: Tape, lean: bool) -> Block:
+    def _serial_backward(self, grad: Block, tape: Tape, recompute_cheap: bool) -> Block:
         sizes = self.sizes
         wide = self.gelu_backward(self.row_backward(grad, tape, sizes.inner), tape)
         grad = _added(self, self.norm_backward(self.column_backward(wide, tape), tape))
-        qkv = self.attention_backward(self.row_backward(grad, tape, sizes.heads), tape, lean=lean)
+        qkv = self.attention_backward(
+            self.row_backward(grad, tape, sizes.heads), tape, recompute_cheap=recompute_cheap
+        )
         return _added(self, self.norm_backward(self.column_backward(qkv, tape), tape))
 
-    def _parallel(self, x: Block, tape: Tape | None, lean: bool) -> Block:
+    def _parallel(self, x: Block, tape: Tape | None, recompute_cheap: bool) -> Block:
         sizes = self.sizes
         normed = self.norm(x, tape)
-        again = self._again(self.norm, x) if lean else None
+        again = self._again(self.norm, x) if recompute_cheap else None
         wide = self.column(normed, tape, sizes.qkv + sizes.wide, again)
         del normed
-        attended = self.attention(wide, tape, lean=lean)
-        made_again = _keeping(wide, partial(self.new, sizes.inner)) if lean else None
+        attended = self.attention(wide, tape, recompute_cheap=recompute_cheap)
+        made_again = _keeping(wide, partial(self.new, sizes.inner)) if recompute_cheap else None
         activated = self.gelu(wide, tape, sizes.inner)
         return _added(self, self.pair(attended, activated, tape, made_again))
 
-    def _parallel_backward(self, grad: Block, tape: Tape, lean: bool) -> Block:
+    def _parallel_backward(self, grad: Block, tape: Tape, recompute_cheap: bool) -> Block:
         attended, up = self.pair_backward(grad, tape)
         up = self.gelu_backward(up, tape)
-        qkv = self.attention_backward(attended, tape, lean=lean)
+        qkv = self.attention_backward(attended, tape, recompute_cheap=recompute_cheap)
         wide = self.column_backward(self.new(qkv.nbytes + up.nbytes), tape)
         return _added(self, self.norm_backward(wide, tape))
 

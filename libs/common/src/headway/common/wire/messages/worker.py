@@ -26,7 +26,7 @@ class Restore(Message, tag="worker.restore/1"):
     """Completed steps in the state to restore."""
     folder: str = ""
     """The complete checkpoint folder, with ``durable``."""
-    pass_to: int = 0
+    skip_to: int = 0
     """Position of the data from which training continues, if the state's own is before it: the
     samples up to there led to a spike."""
     doubted: int = -1

@@ -16,7 +16,12 @@ from headway.common.wire.messages.executor import (
     ToWorker,
 )
 from headway.common.wire.messages.worker import Assign, Steer, SteerOperation
-from headway.controller.decisions.events import BeginGeneration, Finish, Judged, Steered
+from headway.controller.decisions.events import (
+    BeginGeneration,
+    CommandQueued,
+    Finish,
+    VerdictReceived,
+)
 from headway.controller.decisions.state import RunState
 from headway.testkit.trainer.cluster_model.network import Network
 from headway.testkit.trainer.cluster_model.node import FakeNode, FakeWorker
@@ -48,11 +53,11 @@ class FakeCluster:
         self.nodes = {number: FakeNode(number) for number in range(nodes)}
         self.disk, self.limits, self.steps = Disk(), limits, steps
         self.repeated: list[int] = []
-        self.furthest = 0
+        self.max_step = 0
         self.restore_s = 0.0
         """How long a rank restores a state that is not in its arena."""
         self.frozen_at: dict[str, float] = {}
-        self.verdicts: list[Judged] = []
+        self.verdicts: list[VerdictReceived] = []
         self.opened: dict[int, str] = {}
         """Generation -> the worker that opened its store."""
         self.old_drivers: list[Driver] = []
@@ -123,11 +128,11 @@ class FakeCluster:
         """A command of the user."""
         steer = Steer(sequence=len(self.disk.commands) + 1, operation=operation, count=count)
         self.disk.commands.append(steer)
-        self.driver.inbox.append(Steered(steer))
+        self.driver.inbox.append(CommandQueued(steer))
 
     def judge(self, response: str, node: int, **about: object) -> None:
         """A verdict of the monitor, repeated until it is answered."""
-        verdict = Judged(
+        verdict = VerdictReceived(
             id=f"v{len(self.verdicts)}", revision=1, kind="test", response=response, node=node
         )
         for name, value in about.items():
@@ -232,9 +237,9 @@ class FakeCluster:
                 worker.status = "running"
         if paused:
             return
-        if step <= self.furthest:
+        if step <= self.max_step:
             self.repeated.append(step)
-        self.furthest = max(self.furthest, step)
+        self.max_step = max(self.max_step, step)
         ends = step >= self._total(agreed) or "stop" in operations
         for worker in ready:
             worker.step, worker.status = step, "finished" if ends else "running"

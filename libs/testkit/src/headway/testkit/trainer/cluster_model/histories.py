@@ -6,7 +6,7 @@ import random
 from collections import Counter
 from collections.abc import Callable, Sequence
 
-from headway.controller.decisions.events import DrainNode, EvictNode, ExecutorEnded, Rebooted
+from headway.controller.decisions.events import DrainNode, EvictNode, ExecutorEnded, NodeRebooted
 from headway.testkit.trainer.cluster_model.cluster import FakeCluster
 
 NODES = 4
@@ -48,7 +48,7 @@ def _wipe(cluster: FakeCluster, chance: random.Random) -> None:
     number = chance.randrange(NODES)
     cluster.nodes[number].wipe()
     if chance.random() < 0.5:
-        cluster.driver.inbox.append(Rebooted(number))
+        cluster.driver.inbox.append(NodeRebooted(number))
 
 
 def _machine(cluster: FakeCluster, chance: random.Random) -> None:

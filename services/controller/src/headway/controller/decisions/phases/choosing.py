@@ -106,7 +106,7 @@ class Beginning(Phase):
 
     def why(self, core: Core) -> str:
         if core.clock.now < core.begins_at:
-            return f"waiting before the next attempt: {core.brake.repeated}"
+            return f"waiting before the next attempt: {core.crash_loop.repeated}"
         error = core.effects.error(BeginGeneration) or "no answer yet"
         number = core.numbered
         return f"the journal has not recorded generation {number} for {seconds(core)}: {error}"
@@ -153,7 +153,7 @@ def decide(core: Core, checkpoint: tuple[int, str] | None) -> list[Action]:
             return [*actions, *core.finish("failed", reason)]
     else:
         core.restore = core.copies.choose(core.fleet.rank_nodes, checkpoint)
-    core.restore = spikes.passing_over(core, core.restore)
+    core.restore = spikes.skipping(core, core.restore)
     core.restore = core.copies.with_reader(core.restore, core.fleet.rank_nodes)
     core.is_memory_stale = True
     if core.restore.source == "init" and core.copies.bad_checkpoints:
@@ -163,11 +163,11 @@ def decide(core: Core, checkpoint: tuple[int, str] | None) -> list[Action]:
             "repair them, then `headway run` resumes, or start a new run"
         )
         return core.finish("failed", detail)
-    if loop := core.brake.count(core.restore.step):
+    if loop := core.crash_loop.count(core.restore.step):
         return [*actions, *core.finish("failed", loop)]
     core.enter("beginning")
     core.effects.forget(BeginGeneration)
-    pause_s, reason = core.brake.pause_s, core.brake.repeated
+    pause_s, reason = core.crash_loop.pause_s, core.crash_loop.repeated
     core.begins_at = core.clock.now + pause_s
     if pause_s:
         actions.append(Log("pause_before_retry", {"pause_s": pause_s, "reason": reason}))
@@ -185,7 +185,7 @@ def begun(core: Core, action: BeginGeneration) -> list[Action]:
     core.store = None
     core.copies.restarted(core.restore.step)
     core.is_memory_stale = True
-    core.furthest, core.progress_at = core.restore.step, core.clock.now
+    core.max_step, core.progress_at = core.restore.step, core.clock.now
     core.enter("joining")
     fields = {
         "generation": core.generation,

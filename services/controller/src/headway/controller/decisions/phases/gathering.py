@@ -55,7 +55,9 @@ class Gathering(Phase):
         actions = _last_resort(core)
         for number in [] if core.is_adopting else waiting.short(core):
             if core.fleet.spare_for(number) is not None:
-                actions += core.lose_node(number, waiting.no_worker(core, number), bar="trouble")
+                actions += core.lose_node(
+                    number, waiting.no_worker(core, number), exclusion="trouble"
+                )
                 actions += replace_lost(core)
             elif not core.effects.is_asked(RestartNode, number):
                 actions += restart(core, number)
@@ -81,12 +83,14 @@ def _last_resort(core: Core) -> list[Action]:
     if not core.lost_carriers():
         return []
     actions: list[Action] = []
-    for number in list(core.fleet.barred):
+    for number in list(core.fleet.excluded):
         node = core.fleet.nodes[number]
-        if node.bar == "verdict":
-            core.fleet.set_bar(node, "")
+        if node.exclusion == "verdict":
+            core.fleet.exclude(node, "")
             core.is_memory_stale = True
-        if node.bar == "trouble" and core.effects.due(RestartNode, number, again_s=RESTART_GRACE_S):
+        if node.exclusion == "trouble" and core.effects.due(
+            RestartNode, number, again_s=RESTART_GRACE_S
+        ):
             actions += restart(core, number)
     return actions
 

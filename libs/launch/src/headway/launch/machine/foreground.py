@@ -49,7 +49,7 @@ log = get_logger("stay")
 AtEnd = Literal["drain", "stop"]
 
 
-class Stay:
+class ForegroundNode:
     """``run`` returns the exit code.
 
     Args:
@@ -116,7 +116,7 @@ class Stay:
         cluster, node = self._folder.cluster, self._ticket.node
         # by its number: at the end of the run it gives up its claim, then removes the folder
         self._init = cluster.init(node) or self._init
-        if self._init is not None and not self._init.is_doomed():
+        if self._init is not None and not self._init.is_terminating():
             return True
         if cluster.living(node) is None:
             return False

@@ -11,7 +11,7 @@ import zlib
 from dataclasses import dataclass
 
 from headway.common.backoff import Backoff
-from headway.controller.executor.node_events import Claim
+from headway.controller.executor.node_events import ClaimLease
 from headway.launch.lease.file import LeaseView, LeaseWatch
 
 START_GRACE_S = 20.0
@@ -34,15 +34,15 @@ HANDICAP_S = 10.0
 
 
 @dataclass
-class Standing:
-    """What ``Leading.next`` wants: one of these at a time."""
+class LeaseDecision:
+    """What ``LeaseCandidate.next`` wants: one of these at a time."""
 
-    claim: Claim | None = None
+    claim: ClaimLease | None = None
     leave: bool = False
     """Another node leads: end the node's own driver and monitor."""
 
 
-class Leading:
+class LeaseCandidate:
     """Times are those of the executor's own clock, see ``Guardian``."""
 
     def __init__(
@@ -91,7 +91,7 @@ class Leading:
         return self._stale_s > 0
 
     @property
-    def wants_looks(self) -> bool:
+    def wants_reads(self) -> bool:
         """Whether the lease may have been given up since it was last seen."""
         is_old = self._has_ended and self._looks < FRESH_LOOKS
         return bool(self.epoch) and is_old and not self._is_alone
@@ -110,7 +110,7 @@ class Leading:
 
     def next(
         self, now: float, *, own: str, failures: int, silent_s: float, is_readable: bool
-    ) -> Standing:
+    ) -> LeaseDecision:
         """What is to be done now.
 
         Args:
@@ -126,20 +126,20 @@ class Leading:
             self._looks = 0
         view = self.view
         if view is None or not is_readable or self._is_claiming:
-            return Standing()
+            return LeaseDecision()
         if self.epoch and self._is_over(view, own, failures):
             self.epoch = 0
-            return Standing(leave=True)
+            return LeaseDecision(leave=True)
         if not self._backoff.is_over(now) or own == "waiting":
-            return Standing()
+            return LeaseDecision()
         if self._at_once:
             return self._claim()
         if self.epoch and own == "down":
-            return Standing() if self.wants_looks else self._claim()
+            return LeaseDecision() if self.wants_reads else self._claim()
         limit_s = self._limit_s(view)
         is_reporting = silent_s < self._silent_s and self._stale_s < limit_s + HUNG_LIMIT_S
         if self._stale_s <= limit_s or is_reporting:
-            return Standing()
+            return LeaseDecision()
         # a driver of this node that is still up is ended once the claim is made, not before: where
         # nobody can claim, as in a folder that takes no writes, it is the only one there can be
         return self._claim()
@@ -156,9 +156,9 @@ class Leading:
         holder = view.holder
         return holder is not None and holder.epoch > self.epoch and holder.node != self._node
 
-    def _claim(self) -> Standing:
+    def _claim(self) -> LeaseDecision:
         self._is_claiming = True
-        return Standing(claim=Claim(self._claimed))
+        return LeaseDecision(claim=ClaimLease(self._claimed))
 
     def _limit_s(self, view: LeaseView) -> float:
         """How long the lease may stay as it is before this node claims it."""

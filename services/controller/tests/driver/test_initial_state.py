@@ -9,7 +9,7 @@ from typing import Literal
 
 import pytest
 from headway.common.wire.messages.worker import Steer
-from headway.controller.driver.beginning import begin, is_of_plan
+from headway.controller.driver.initial_state import begin, is_of_plan
 from headway.controller.journal.journal import Journal
 from headway.launch.lease.file import SupersededError
 from headway.trainer.config import LaunchConfig, ParallelConfig, RunConfig, TrainConfig

@@ -41,7 +41,7 @@ class Words:
         return ProcessId(self.pid, self.start_ticks)
 
 
-class LastWords:
+class ExitRecord:
     """The record in one file. Call ``prepare`` early: later there may be no memory left for it."""
 
     def __init__(self, path: Path) -> None:

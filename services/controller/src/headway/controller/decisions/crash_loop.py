@@ -17,7 +17,7 @@ LONGEST_PAUSE_S = 30.0
 each, at most the longest: what fills up or is restarted meanwhile may recover by itself."""
 
 
-class Brake:
+class CrashLoopBreaker:
     """Counts by signature of a failure, "" for any, and by the step gone back to.
 
     Args:

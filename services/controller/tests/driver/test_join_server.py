@@ -23,8 +23,8 @@ from headway.common.wire.client import Client
 from headway.common.wire.keys import KeyPair
 from headway.common.wire.messages.driver import Join, Joined
 from headway.controller.decisions.events import Memory
-from headway.controller.driver import gate as gates
-from headway.controller.driver.gate import Gate, members_of
+from headway.controller.driver import join_server as gates
+from headway.controller.driver.join_server import JoinServer, members_of
 from headway.controller.driver.memory import remember
 from headway.controller.journal.journal import Journal
 from headway.controller.journal.writer import JournalWriter
@@ -49,7 +49,9 @@ class Door:
         self.writer = JournalWriter(journal, lambda: None)
         path = folder / "cluster"
         cluster = ClusterFolder(path) if path.exists() else ClusterFolder.create(path, nodes=1)
-        self.gate = Gate(bundle, cluster, 0, self.keys, self.known, self.admission, self.writer)
+        self.gate = JoinServer(
+            bundle, cluster, 0, self.keys, self.known, self.admission, self.writer
+        )
         self.agents = path / "keys" / gates.AGENTS
         for name, value in options.items():
             setattr(self.gate, name, value)

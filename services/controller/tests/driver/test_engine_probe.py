@@ -6,8 +6,8 @@ from collections.abc import Callable
 from typing import Any
 
 from headway.common.errors import HeadwayError
-from headway.controller.driver.engine_looks import EngineLooks
-from headway.controller.driver.lines import MAX_ASKED
+from headway.controller.driver.connections import MAX_ASKED
+from headway.controller.driver.engine_probe import EngineProbe
 
 
 class _Machines:
@@ -41,15 +41,15 @@ class _Machines:
         then(work(), None)
 
 
-def _looks(machines: _Machines) -> EngineLooks:
+def _looks(machines: _Machines) -> EngineProbe:
     note = lambda event, fields: machines.noted.append((event, fields))  # noqa: E731
     handle = lambda event: machines.ended.append(event.node)  # noqa: E731
-    return EngineLooks(*[machines] * 4, handle, note)  # type: ignore[arg-type, call-arg]
+    return EngineProbe(*[machines] * 4, handle, note)  # type: ignore[arg-type, call-arg]
 
 
 def test_a_node_whose_init_cannot_be_started_holds_up_no_other() -> None:
     machines = _Machines(bad=0, silent=[2])
-    _looks(machines).for_orphans(range(4))
+    _looks(machines).find_orphans(range(4))
     assert machines.started == [1, 3], "and a silent one is the business of another look"
     assert machines.noted == [("init_restarted", {"node": node}) for node in (1, 3)]
 
@@ -58,7 +58,7 @@ def test_of_many_nodes_each_has_its_turn() -> None:
     machines = _Machines(bad=-1, silent=[])
     looks, nodes = _looks(machines), range(2 * MAX_ASKED + 1)
     for _ in range(3):
-        looks.for_orphans(nodes)
+        looks.find_orphans(nodes)
     assert machines.started == list(nodes)
 
 
@@ -67,8 +67,8 @@ def test_a_new_driver_starts_no_init_of_a_node_that_has_not_reported_to_it() -> 
     hide from the other look that the node has ended."""
     machines = _Machines(bad=-1, silent=[], num_reported=2)
     looks = _looks(machines)
-    looks.for_orphans(range(3))
+    looks.find_orphans(range(3))
     assert machines.started == [0, 1] and machines.ended == []
     machines._silent = [2]
-    looks.for_ended()
+    looks.find_ended()
     assert machines.ended == [2]

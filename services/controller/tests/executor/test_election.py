@@ -8,7 +8,12 @@ from typing import Any
 import pytest
 from headway.common.node.process import ProcessId
 from headway.controller.executor import node_events as on
-from headway.controller.executor.leading import HANDICAP_S, MAX_STARTS, START_GRACE_S, Leading
+from headway.controller.executor.election import (
+    HANDICAP_S,
+    MAX_STARTS,
+    START_GRACE_S,
+    LeaseCandidate,
+)
 from headway.launch.lease.file import Holder, LeaseView
 from headway.testkit.trainer.node_model import Node
 
@@ -22,9 +27,9 @@ def held(epoch: int = 1, node: int = 0, beat: int = 0, claimed: int | None = Non
 
 @dataclass
 class Observer:
-    """One executor's ``Leading``, asked four times a second."""
+    """One executor's ``LeaseCandidate``, asked four times a second."""
 
-    leading: Leading
+    leading: LeaseCandidate
     now: float = 0.0
     own: str = ""
     failures: int = 0
@@ -48,7 +53,7 @@ class Observer:
 
 
 def observer(node: int = 3, **options: Any) -> Observer:
-    return Observer(Leading(node, SILENT_S, **options))
+    return Observer(LeaseCandidate(node, SILENT_S, **options))
 
 
 def renewed(now: float) -> LeaseView:
@@ -97,7 +102,7 @@ def test_the_lease_of_an_earlier_run_is_left_to_the_first_node_of_a_fresh_one() 
 
 
 def test_a_view_that_cannot_be_had_leads_to_no_claim() -> None:
-    leading = Leading(0, SILENT_S)
+    leading = LeaseCandidate(0, SILENT_S)
     for now in range(100):
         standing = leading.next(
             float(now), own="", failures=0, silent_s=float(now), is_readable=now % 2 == 0
@@ -126,7 +131,7 @@ def test_a_look_that_began_before_the_own_driver_resigned_is_not_trusted() -> No
     seen.watch(1.0, renewed)
     seen.own = "down"
     seen.watch(0.25, held(epoch=1))
-    assert seen.claims == [] and seen.leading.wants_looks
+    assert seen.claims == [] and seen.leading.wants_reads
     seen.watch(HANDICAP_S, resigned)
     assert seen.claims == [] and seen.leaves == 1
 

@@ -18,7 +18,7 @@ from headway.common.wire.keys import KeyPair
 from headway.common.wire.loop import Throttle
 from headway.common.wire.messages.driver import Join, Joined
 from headway.common.wire.server import Later, Server
-from headway.controller.driver.introduction import check_installation, check_introduction, shown
+from headway.controller.driver.join_checks import check_installation, check_introduction, shown
 from headway.controller.driver.memory import recall
 from headway.controller.journal.journal import Journal
 from headway.controller.journal.writer import JournalWriter
@@ -84,7 +84,7 @@ def members_of(journal: Journal) -> dict[int, Member]:
         return {}
 
 
-class Gate:
+class JoinServer:
     """Admits nodes, for as long as the driver leads.
 
     Args:
@@ -107,7 +107,7 @@ class Gate:
     """Of the driver."""
 
     @classmethod
-    def of(cls, run: RunDir, *rest: Any) -> Gate | None:
+    def of(cls, run: RunDir, *rest: Any) -> JoinServer | None:
         """The gate of a run of several machines; None where one machine carries it."""
         return cls(Bundle.load(run.bundle), *rest) if run.bundle.exists() else None
 

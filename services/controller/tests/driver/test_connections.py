@@ -8,7 +8,7 @@ from headway.common.wire.message import Message
 from headway.common.wire.messages.driver import NodeBeat
 from headway.common.wire.messages.executor import SaveSnapshots
 from headway.controller.driver.clocks import RunClock
-from headway.controller.driver.lines import Lines
+from headway.controller.driver.connections import Connections
 from headway.testkit.trainer.by_hand import Hand
 
 
@@ -25,7 +25,7 @@ def test_an_executor_that_is_asked_to_end_makes_all_nodes_save_what_memory_holds
     hand, sent, unused = Hand().run(), Sent(), None
     server: Any = sent
     reports: Any = unused
-    lines = Lines(server, hand.state, reports, RunClock(), "r", home=0)
+    lines = Connections(server, hand.state, reports, RunClock(), "r", home=0)
     lines.received(NodeBeat(node=0, pid=1, incarnation=1), b"zero")
     lines.received(NodeBeat(node=1, pid=1, incarnation=1), b"one")
     assert not sent

@@ -10,7 +10,7 @@ from headway.common.errors import HeadwayError
 from headway.common.log import get_logger
 from headway.common.wire.side_thread import ThreadPerKind
 from headway.controller.decisions.events import ExecutorEnded, ReleaseNode, RestartNode
-from headway.controller.driver.lines import MAX_ASKED, Lines
+from headway.controller.driver.connections import MAX_ASKED, Connections
 from headway.launch.cluster import ClusterFolder
 from headway.launch.engine import Engine, NodeLost
 from headway.launch.engines.remote.reach import OnOrder
@@ -28,7 +28,7 @@ def answer_to(action: RestartNode | ReleaseNode, error: Exception | None) -> Don
     return Failed(action, str(error), is_final=is_final, is_on_order=is_on_order)
 
 
-class EngineLooks:
+class EngineProbe:
     """Finds inits that have ended, by asking about at most ``MAX_ASKED`` nodes at a time. Executors
     that have died are not looked for: their inits restart them."""
 
@@ -36,34 +36,34 @@ class EngineLooks:
         self,
         engine: Engine,
         cluster: ClusterFolder,
-        lines: Lines,
+        lines: Connections,
         background: ThreadPerKind,
         handle: Callable[[ExecutorEnded], object],
         note: Callable[[str, dict[str, Any]], object],
     ) -> None:
-        self._engine, self._cluster, self._lines = engine, cluster, lines
+        self._engine, self._cluster, self._connections = engine, cluster, lines
         self._background, self._handle, self._note = background, handle, note
         self._begin = 0
 
-    def for_ended(self) -> None:
+    def find_ended(self) -> None:
         """Find silent nodes that need a new init; the decision is the core's."""
 
         def then(ended: list[int] | None, _error: Exception | None) -> None:
             for node in ended or ():
                 self._handle(ExecutorEnded(node))
 
-        nodes = self._lines.silent(SILENT_S)
+        nodes = self._connections.silent(SILENT_S)
         if nodes:
             look = lambda: [node for node in nodes if self._has_ended(node)]  # noqa: E731
             self._background.submit("look for ended inits", look, then)
 
-    def for_orphans(self, nodes: Sequence[int]) -> None:
+    def find_orphans(self, nodes: Sequence[int]) -> None:
         """Start the init of executors that have lost theirs; they themselves are well: they report.
 
         One that has not reported to this driver may be stopped together with its init. To start it
-        here would hide from ``for_ended`` that the node has ended.
+        here would hide from ``find_ended`` that the node has ended.
         """
-        well = self._lines.nodes - set(self._lines.silent(SILENT_S))
+        well = self._connections.nodes - set(self._connections.silent(SILENT_S))
         begin = self._begin if self._begin < len(nodes) else 0
         self._begin = begin + MAX_ASKED
         asked = [node for node in nodes[begin : self._begin] if node in well]

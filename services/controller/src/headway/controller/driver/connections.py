@@ -21,7 +21,7 @@ FORMER_S = 2.0
 """An executor that was silent for this long is followed by one of a lower number, too."""
 
 
-class Lines:
+class Connections:
     """Executors dial the driver; each message of a node shows where the node is reached now."""
 
     def __init__(
@@ -80,7 +80,7 @@ class Lines:
         ]
         return [node for _, node in heapq.nsmallest(MAX_ASKED, silent)]
 
-    def has_lost_touch(self, for_s: float, start_s: float) -> bool:
+    def is_cut_off(self, for_s: float, start_s: float) -> bool:
         """Whether this driver receives beats from at most half of the nodes that are not lost,
         itself included. Then most of the run may be on the other side of a partition.
 
