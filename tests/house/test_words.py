@@ -1,7 +1,7 @@
-"""Prose of the code and the pages avoids a short list of words that only the authors understand.
+"""Prose and names avoid a short list of words that only the authors understand.
 
-Machines send, report, receive, fail and restart; they do not tell, say or hear. Names in code are
-not checked: only docstrings, comments, messages and Markdown outside code blocks.
+Machines send, report, receive, fail and restart; they do not tell, say or hear. Prose is docstrings,
+comments, messages and Markdown outside code blocks; names are those of the code that is released.
 """
 
 from __future__ import annotations
@@ -44,6 +44,47 @@ FORBIDDEN = {
     r"beside (it|the other|a worker)": "next to",
 }
 """Pattern -> what to write instead."""
+
+NAMES = {
+    "Hands": "SideThread",
+    "Background": "SideThread",
+    "Leading": "LeaseCandidate",
+    "Standing": "LeaseDecision",
+    "EngineLooks": "EngineProbe",
+    "Stay": "ForegroundNode",
+    "Gate": "JoinServer",
+    "Lines": "Connections",
+    "Brake": "CrashLoopBreaker",
+    "LastWords": "ExitRecord",
+    "Tenure": "LeaseTerm",
+    "Doorkeeper": "HandshakeLimiter",
+    "Solo": "SingleRank",
+    "Moved": "ExchangeReport",
+    "Judged": "VerdictReceived",
+    "Steered": "CommandQueued",
+    "Beaten": "BeatReceived",
+    "Rebooted": "NodeRebooted",
+    "PassOn": "ForwardSigterm",
+    "barred": "excluded",
+    "set_bar": "exclude",
+    "condemn": "mark_for_kill",
+    "is_doomed": "is_terminating",
+    "last_words": "exit_record",
+    "furthest": "max_step",
+    "guilt": "suspicion",
+    "lean": "recompute_cheap",
+    "pass_to": "skip_to",
+    "has_lost_touch": "is_cut_off",
+    "somebody_listens": "has_listener",
+    "is_audible": "sends_beats",
+    "_hear": "_on_message",
+    "_heard": "_on_message",
+    "_heed": "_react",
+    "_bury": "_abandon",
+    "_way_back": "_restore_hint",
+    "_take_back": "_supersede",
+}
+"""Name -> the field's own."""
 
 RECORDS = ("docs/lab_log.md",)
 """What was written on its day stays as it was."""
@@ -109,6 +150,24 @@ def test_prose_has_none_of_the_forbidden_words() -> None:
     names = _files()
     assert len(names) > 200, "the files were found"
     assert [hit for name in names for hit in findings(name, (ROOT / name).read_text())] == []
+
+
+def _names(text: str) -> Iterator[tuple[int, str]]:
+    for token in tokenize.generate_tokens(io.StringIO(text).readline):
+        if token.type == tokenize.NAME:
+            yield token.start[0], token.string
+
+
+def test_no_name_of_the_code_is_of_a_language_of_its_own() -> None:
+    sources = [name for name in _files() if "/src/" in name and name.endswith(".py")]
+    found = [
+        f"{name}:{line}: {word}; write: {NAMES[word]}"
+        for name in sources
+        for line, word in _names((ROOT / name).read_text())
+        if word in NAMES
+    ]
+    assert len(sources) > 500 and found == []
+    assert list(_names("class Hands: pass"))[1] == (1, "Hands"), "a name is found"
 
 
 @pytest.mark.parametrize(
