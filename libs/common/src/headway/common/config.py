@@ -172,8 +172,10 @@ def _names_below(cls: Any, path: str = "") -> list[str]:
 
 
 def _convert(hint: Any, value: Any, path: str, default: Any = None) -> Any:
-    """``value`` converted to ``hint``. Tables are built here, because msgspec
-    ignores unknown keys."""
+    """Return ``value`` converted to ``hint``.
+
+    Tables are built here, because msgspec ignores unknown keys.
+    """
     is_union = typing.get_origin(hint) in (Union, types.UnionType)
     members = typing.get_args(hint) if is_union else (hint,)
     if value == _NONE and types.NoneType in members and (default is not None or str not in members):

@@ -29,8 +29,10 @@ class HeadwayError(Exception):
 
     @property
     def code(self) -> str:
-        """The stable name of the error on the wire and in logs: the class
-        name without its ending."""
+        """The stable name of the error on the wire and in logs.
+
+        It is the class name without its ending.
+        """
         return type(self).__name__.removesuffix("Error").lower()
 
 

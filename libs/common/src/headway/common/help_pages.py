@@ -14,7 +14,7 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 
 WIDTH = 10
-"""Of the column of names, the same below every heading."""
+"""Width of the column of names, the same below every heading."""
 DAEMONS = "Daemons, which `headway run` starts"
 """Heading of commands that nobody types in an ordinary run."""
 KINDS = {"INT": "N", "INTEGER": "N", "STR": "TEXT", "LIST[STR]": "TEXT", "PATH": "FILE"}

@@ -17,7 +17,7 @@ PACKAGES = ("ckpt_store", "common", "controller", "dataloader", "health", "launc
 
 
 def version() -> str:
-    """Of Headway; the same at all commits between two releases.
+    """Headway's version, the same at all commits between two releases.
 
     Raises:
         HeadwayError: it is not installed.
@@ -32,8 +32,10 @@ def version() -> str:
 
 @functools.cache
 def source() -> str:
-    """16 hex digits over names and content of the modules that a node runs, as this process first
-    found them; about 20 ms.
+    """Digest of Headway's source: 16 hex digits.
+
+    It covers names and content of the modules that a node runs, as this process first found them,
+    and takes about 20 ms.
 
     Raises:
         OSError: they cannot be read.
@@ -42,12 +44,14 @@ def source() -> str:
 
 
 def read_source() -> str:
-    """The same as they are now. Raises OSError."""
+    """The digest of ``source``, computed from the files as they are now. Raises OSError."""
     return digest_of(Path(root) for root in sys.modules["headway"].__path__)
 
 
 def digest_of(roots: Iterable[Path]) -> str:
-    """The same of the packages below these folders, each of which has some. Raises OSError.
+    """The digest of ``source``, of the packages below these folders. Raises OSError.
+
+    Each of the folders has some of the packages.
 
     A package that lies in several is read where an import finds it: in the first with its
     ``__init__.py``. A folder without may be left of a package that has moved.
@@ -68,7 +72,7 @@ def digest_of(roots: Iterable[Path]) -> str:
 
 
 def torch() -> str:
-    """Of torch, which is not imported; empty where it is not installed."""
+    """The version of torch, which is not imported; empty where it is not installed."""
     try:
         return importlib.metadata.version("torch")
     except importlib.metadata.PackageNotFoundError:

@@ -78,8 +78,9 @@ def trouble() -> str:
 
 
 def complain(log: Callable[..., Any], event: str, **fields: Any) -> None:
-    """Log an error that a loop must survive, with ``log`` such as
-    ``logger.exception``; never raises.
+    """Log an error that a loop must survive; never raises.
+
+    ``log`` is a method such as ``logger.exception``.
 
     If a field or traceback cannot be rendered, its line is lost and the caller continues.
     """

@@ -1,5 +1,6 @@
-"""A text stream for logs that never raises: lines that cannot be written are
-counted and reported later.
+"""A text stream for logs that never raises.
+
+Lines that cannot be written are counted and reported later.
 
 A full disk, an I/O error or a reader that has gone must not end a process because it logs. Nor may
 a file system that hangs stop a loop on which others depend: such a process lets a thread write.
@@ -148,7 +149,7 @@ def tolerate_stderr(
 
 
 def tolerate_stdout(notice: Callable[[int, str], str], *, in_background: bool = False) -> None:
-    """The same for ``sys.stdout`` where it is the log too: the same file as stderr."""
+    """Let ``sys.stdout`` never raise either, where it is the log too: the same file as stderr."""
     if _is_original(sys.stdout, sys.__stdout__, STDOUT) and _are_same(STDOUT, STDERR):
         with contextlib.suppress(OSError):
             sys.stdout.flush()

@@ -78,8 +78,9 @@ class Arena(ArenaReader):
         layout: bytes,
         extra_bytes: int = 65536,
     ) -> Arena:
-        """Make and claim the file for three slots of ``slot_bytes`` data and ``extra_bytes`` extra,
-        two of them with memory.
+        """Make and claim the file for three slots, two of them with memory.
+
+        Each slot has ``slot_bytes`` of data and ``extra_bytes`` of extra state.
 
         Raises:
             InputError: shared memory is full, or a size is out of range.
@@ -140,8 +141,9 @@ class Arena(ArenaReader):
                 self._segment.punch(self._data_start(index), self._shape.stride)
 
     def begin(self, step: int, generation: int) -> ArenaSlot:
-        """Take a slot for the snapshot of ``step``: an empty or unfinished one, else
-        the oldest free one.
+        """Take a slot for the snapshot of ``step``.
+
+        It is an empty or unfinished one, else the oldest free one.
 
         Never takes the newest committed slot, one that is sealed but not yet committed, or one that
         is wanted and unreleased.
@@ -204,8 +206,10 @@ class Arena(ArenaReader):
         words[at + form.STATE] = form.SEALED
 
     def doubt(self, info: SlotInfo, doubtful: bool = True) -> None:
-        """Whether ``info`` is good for recovery only: a daemon that writes the newest snapshot of
-        its own accord passes it over."""
+        """Mark whether ``info`` is good for recovery only.
+
+        A daemon that writes the newest snapshot of its own accord passes over one that is doubtful.
+        """
         if self.unchanged(info):
             seal = info.seal if doubtful else 0
             self._words[slot_word(info.index) + form.DOUBTFUL] = form.pack_number(seal)
@@ -232,19 +236,24 @@ class Arena(ArenaReader):
 
     def mark_bad(self, info: SlotInfo) -> None:
         """Mark ``info`` as bad because its content does not match its digest.
-        Its slot becomes free."""
+
+        Its slot becomes free.
+        """
         self.claim()
         if self.unchanged(info):
             self._words[slot_word(info.index) + form.STATE] = form.BAD
 
     def busy(self) -> bool:
-        """Whether a wanted snapshot is sealed and not yet released; a second one
-        must not be requested."""
+        """Whether a wanted snapshot is sealed and not yet released.
+
+        Until it is released, a second one must not be requested.
+        """
         return any(info.wanted and not info.released for info in self.sealed())
 
     def resident(self) -> list[Bytes]:
-        """The data of the slots that snapshots take in turn while none is being read; gives them
-        memory.
+        """Give memory to the slots that snapshots take in turn, and return their data.
+
+        They are the slots that are used while no snapshot is being read.
 
         Raises:
             InputError: shared memory is full.
@@ -287,8 +296,10 @@ class Arena(ArenaReader):
     # The daemon's side.
 
     def wanted(self) -> list[SlotInfo]:
-        """Snapshots to make durable now: sealed, committed, wanted, not yet
-        released; oldest first."""
+        """Snapshots to make durable now, oldest first.
+
+        They are sealed, committed, wanted and not yet released.
+        """
         committed = self.committed
         return [s for s in self.sealed() if s.wanted and not s.released and s.step <= committed]
 
@@ -334,8 +345,11 @@ class Arena(ArenaReader):
         self._backed.add(index)
 
     def _free_slots(self) -> list[int]:
-        """The slots that hold nothing, then those whose snapshot may go, the oldest first; a hole
-        is the last."""
+        """The slots that may be taken, in the order in which they are.
+
+        First come those that hold nothing, then those whose snapshot may go, the oldest first; a
+        hole is the last.
+        """
         infos = {info.index: info for info in self.sealed()}
         committed = self.committed
         newest = max((s.seal for s in infos.values() if s.step <= committed), default=0)

@@ -144,8 +144,10 @@ def slot_word(index: int) -> int:
 
 
 def slot_checksum(words: memoryview, index: int, layout_digest: int) -> int:
-    """Checksum of a slot's words by the worker, except the state; valid for this
-    slot and layout only."""
+    """Checksum of a slot's words by the worker, except the state.
+
+    It is valid for this slot and layout only.
+    """
     first = slot_word(index) + STEP
     covered = (words[at] for at in range(first, first + CHECKSUM - STEP))
     return xxhash.xxh3_64_intdigest(struct.pack("=8Q", index, layout_digest, *covered))

@@ -27,8 +27,11 @@ Bytes: TypeAlias = npt.NDArray[np.uint8]
 
 @dataclass(frozen=True, slots=True)
 class SlotInfo:
-    """A sealed snapshot. ``released``: not wanted, or no longer; ``seal`` is its unique number;
-    ``digest`` covers its data and extra state at the time of sealing."""
+    """A sealed snapshot.
+
+    ``released`` means that it is not wanted, or no longer; ``seal`` is its unique number;
+    ``digest`` covers its data and extra state at the time of sealing.
+    """
 
     index: int
     step: int
@@ -57,8 +60,9 @@ class ArenaReader:
 
     @classmethod
     def open(cls, path: Path, *, writable: bool = True) -> Self:
-        """Map an existing arena: writable for the daemon and a restarted
-        worker, read-only otherwise.
+        """Map an existing arena.
+
+        It is writable for the daemon and a restarted worker, read-only otherwise.
 
         Raises:
             FileNotFoundError: there is no file. CorruptError: the file is not an arena of this
@@ -119,8 +123,9 @@ class ArenaReader:
         return found
 
     def verify(self, info: SlotInfo) -> None:
-        """Read the whole slot and compare its content with its digest. Call this
-        before using the content.
+        """Read the whole slot and compare its content with its digest.
+
+        Call this before using the content.
 
         Raises:
             CorruptError: the content differs; the text names file, slot and step.
@@ -142,8 +147,9 @@ class ArenaReader:
         return sealed[-1] if sealed else None
 
     def view(self, step: int) -> tuple[Bytes, bytes]:
-        """Data (read-only view of ``slot_bytes``) and extra state (a copy) of a
-        snapshot, not verified.
+        """Data and extra state of the snapshot of ``step``, not verified.
+
+        The data is a read-only view of ``slot_bytes``, the extra state a copy.
 
         Raises:
             HeadwayError: no sealed snapshot of that step.
@@ -157,16 +163,20 @@ class ArenaReader:
         )
 
     def read(self, info: SlotInfo) -> tuple[Bytes, bytes]:
-        """Data and extra state of ``info``'s slot; while a worker runs,
-        check ``unchanged`` afterwards."""
+        """Data and extra state of ``info``'s slot.
+
+        While a worker runs, check ``unchanged`` afterwards.
+        """
         data = self._segment.array(np.uint8, self._data_start(info.index), self.slot_bytes)
         data.flags.writeable = False
         start = self._extra_start(info.index)
         return data, bytes(self._segment.buffer[start : start + info.extra_nbytes])
 
     def unchanged(self, info: SlotInfo) -> bool:
-        """Whether the slot still holds exactly that snapshot; check after
-        reading, before using it."""
+        """Whether the slot still holds exactly that snapshot.
+
+        Check this after reading the snapshot, before using it.
+        """
         return self._holds(info.index, info.seal)
 
     def close(self) -> None:

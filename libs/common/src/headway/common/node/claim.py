@@ -1,5 +1,6 @@
-"""A claim that one process holds at a time: a file names the holder, and a dead
-holder's claim is void.
+"""A claim that one process holds at a time, in a file that names the holder.
+
+A dead holder's claim is void.
 
 A lock held for the whole life of a process would also be held by one that is frozen with a
 pending SIGKILL, and its successor could never start. Here a lock is held only while the record
@@ -33,8 +34,9 @@ class ClaimedError(InputError):
 
 
 def claim(path: Path, process: ProcessId | None = None) -> None:
-    """Make this process, or ``process``, the only holder of ``path``, until it ends or calls
-    ``release``.
+    """Make this process, or ``process``, the only holder of ``path``.
+
+    It stays the holder until it ends or calls ``release``.
 
     The file is made if needed, 0600, and overwritten in place, which works on a full disk too.
     Claiming again is harmless.

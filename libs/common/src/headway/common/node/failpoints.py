@@ -54,8 +54,10 @@ class Failpoint:
 
 
 class _State:
-    """This process's view; ``words`` is a plain tuple while unconfigured, so the
-    check costs the same."""
+    """This process's view of the failpoints.
+
+    ``words`` is a plain tuple while unconfigured, so the check costs the same.
+    """
 
     path: Path | None = None
     segment: Segment | None = None
@@ -72,8 +74,9 @@ def failpoint(name: str, **where: int) -> None:
 
 
 def configure(path: Path | None, **where: int) -> None:
-    """Use the file ``path`` from now on, created if absent; ``where`` (rank, node) is
-    added to every call.
+    """Use the file ``path`` from now on, created if absent.
+
+    ``where`` (rank, node) is added to every call.
 
     None turns failpoints off for this process. Forked children keep their parent's configuration.
     """

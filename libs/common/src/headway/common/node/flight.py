@@ -169,8 +169,10 @@ class FlightWriter:
         return seq
 
     def end(self, seq: int, *, broken: bool = False) -> None:
-        """Close record ``seq`` now. A record that was already overwritten
-        only counts as progress."""
+        """Close record ``seq`` now.
+
+        A record that was already overwritten only counts as progress.
+        """
         with self._lock:
             words = self._words
             if self._head - seq <= self._capacity:
@@ -196,8 +198,10 @@ class FlightWriter:
                 self._words[at + _DEVICE] = late_us << 32 | span_us + 1
 
     def record(self, kind: int, **fields: int) -> _Record:
-        """A ``with`` block between ``begin`` and ``end``; an exception marks
-        the record as BROKEN."""
+        """Record what a ``with`` block does, between ``begin`` and ``end``.
+
+        An exception marks the record as BROKEN.
+        """
         return _Record(self, kind, fields)
 
     def count_life(self) -> None:
@@ -300,8 +304,9 @@ class FlightReader:
         )
 
     def snapshot(self, since: int = 0) -> npt.NDArray[Any]:
-        """A copy of the records from sequence ``since`` that still exist, in
-        order, dtype ``RECORD``.
+        """Copy the records from sequence ``since`` on that still exist.
+
+        They are in order and have dtype ``RECORD``.
 
         Records that the writer overwrote during the copy are left out.
         """

@@ -60,8 +60,9 @@ def role_of(process: ProcessId) -> str:
 
 
 def end_run(run_id: str, *, keep_arenas: bool = False) -> list[str]:
-    """End all processes of the run except the caller, remove its shared memory and sockets;
-    returns what was done.
+    """End all processes of the run except the caller; return what was done.
+
+    The run's shared memory and sockets are removed.
 
     Args:
         run_id: 8 hex characters.
@@ -122,8 +123,9 @@ def leave_run(run_id: str, *, wait_s: float = 0.0) -> list[str]:
 
 
 def sweep(sock_root: Path, shm_root: Path, *, spare: str = "") -> list[str]:
-    """End and remove every dead run except ``spare`` under these two roots; returns
-    one line per action.
+    """End and remove every dead run under these two roots; return one line per action.
+
+    The run ``spare`` is left alone.
 
     A run that starts at the same time waits until its id is swept, or counts as live.
     """

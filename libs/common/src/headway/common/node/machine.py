@@ -12,7 +12,10 @@ _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
 
 def machine_uid() -> str:
-    """The same at each boot: ``/etc/machine-id`` (machine-id(5)), else the host name."""
+    """The machine's id, the same at each boot.
+
+    It is ``/etc/machine-id`` (machine-id(5)), else the host name.
+    """
     try:
         return _MACHINE_ID.read_text().strip() or socket.gethostname()
     except OSError:

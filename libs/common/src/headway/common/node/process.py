@@ -93,8 +93,10 @@ class ProcessId:
         return time.clock_gettime(time.CLOCK_BOOTTIME) - self.start_ticks / ticks_per_s
 
     def alive(self) -> bool:
-        """Whether it exists and has not ended; a zombie is dead, a stopped or
-        frozen process is alive."""
+        """Whether it exists and has not ended.
+
+        A zombie is dead, a stopped or frozen process is alive.
+        """
         return self.state() not in DEAD
 
     def pidfd(self) -> int:

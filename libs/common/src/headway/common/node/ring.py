@@ -42,8 +42,10 @@ class RingHeldError(InputError):
 
 
 class RingWriter(RingFile):
-    """The writing end, one process. Made by ``create``, or by ``adopt`` after
-    a predecessor's death."""
+    """The writing end of a ring, held by one process.
+
+    It is made by ``create``, or by ``adopt`` after a predecessor's death.
+    """
 
     def __init__(self, segment: Segment) -> None:
         super().__init__(segment)
@@ -60,8 +62,10 @@ class RingWriter(RingFile):
         num_readers: int,
         slot_format: int = 0,
     ) -> RingWriter:
-        """Make the ring's file. ``spec`` describes the content of the slots, ``slot_format`` its
-        encoding; the ring uses neither.
+        """Make the ring's file.
+
+        ``spec`` describes the content of the slots, ``slot_format`` its encoding; the ring uses
+        neither.
 
         Raises:
             InputError: shared memory is full, or a size is out of range.
@@ -125,8 +129,10 @@ class RingWriter(RingFile):
         return self._payload(head)
 
     def publish(self, digest: int = 0) -> int:
-        """Publish the reserved slot with its ``digest`` (u64) to the
-        readers; returns its number."""
+        """Publish the reserved slot to the readers; return its number.
+
+        The slot is published with its ``digest`` (u64).
+        """
         if not self._reserved:
             raise RuntimeError("publish without a reserved slot")
         words, head = self._words, self._words[at.HEAD]
@@ -156,8 +162,10 @@ class RingWriter(RingFile):
         return True
 
     def close(self) -> None:
-        """Unmap and release the writer's place, so that another process may
-        adopt the ring at once."""
+        """Unmap, and release the writer's place.
+
+        Another process may adopt the ring at once.
+        """
         if not self._segment.closed and self.writer == ProcessId.current():
             self._words[at.PID] = 0
         super().close()
@@ -246,8 +254,9 @@ class RingReader(RingFile):
         return self._words[self._tail]
 
     def poll(self) -> tuple[int, memoryview] | None:
-        """The next slot as (sequence number, read-only payload), or None if
-        nothing is published yet.
+        """Return the next slot as (sequence number, read-only payload), or None.
+
+        None means that nothing is published yet.
 
         The payload may be read until ``release``; several slots may be taken before
         the first is released.
@@ -265,8 +274,9 @@ class RingReader(RingFile):
     def get(
         self, timeout_s: float, abort: Callable[[], bool] | None = None
     ) -> tuple[int, memoryview]:
-        """``poll`` until a slot arrives. A writer's death does not end the wait: a
-        successor may adopt.
+        """Wait for the next slot, and return it as ``poll`` does.
+
+        A writer's death does not end the wait: a successor may adopt the ring.
 
         Raises:
             RingAbortedError: ``abort`` returned true. DeadlineError: ``timeout_s`` passed.

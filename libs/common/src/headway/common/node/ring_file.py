@@ -107,8 +107,10 @@ class RingFile:
         return all(self._words[reader_line(k) + LEFT] for k in range(self.num_readers))
 
     def _take_place(self, line: int) -> None:
-        """Record this process at ``line`` (pid, start ticks); never with another
-        process's start time."""
+        """Record this process at ``line``: pid, start ticks.
+
+        The pid is never there with another process's start time.
+        """
         me = ProcessId.current()
         self._words[line] = 0
         self._words[line + 1] = me.start_ticks
@@ -126,8 +128,9 @@ class RingFile:
 
 @contextlib.contextmanager
 def locked(path: Path) -> Iterator[None]:
-    """Lock the ring: no other process takes or releases a place, or removes it,
-    until the block ends.
+    """Lock the ring until the block ends.
+
+    Until then no other process takes or releases a place, or removes the ring.
 
     Raises:
         FileNotFoundError: there is no ring, or it was removed while this process

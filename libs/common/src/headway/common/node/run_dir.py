@@ -62,8 +62,9 @@ def shm_root(env: Mapping[str, str] | None = None) -> Path:
 def private_folder(
     path: Path, *, up_to: Path, setting: str = f"{ENV_SOCK_ROOT} and {ENV_SHM_ROOT}"
 ) -> Path:
-    """Create ``path`` and its parents up to ``up_to`` as 0700 folders; ``setting`` is what chooses
-    another place, for the message.
+    """Create ``path`` and its parents up to ``up_to`` as 0700 folders.
+
+    ``setting`` is what chooses another place, for the message.
 
     Raises:
         InputError: one of them exists and is a link, a file, or belongs to another
@@ -152,8 +153,9 @@ def _check_name(name: str) -> str:
 
 
 class RunLock:
-    """A shared lock on run.lock, held by every executor of a run; the run is
-    live while one holds it.
+    """A shared lock on run.lock, held by every executor of a run.
+
+    The run is live while one holds it.
 
     The kernel releases it however the holder ends. Programs that the holder
     starts do not inherit it.
@@ -179,8 +181,9 @@ class RunLock:
             os.close(fd)
 
     def renew(self) -> None:
-        """Hold the file under the name again if somebody removed it: without it, a janitor would
-        take the run for dead.
+        """Hold the file under the name again if somebody removed it.
+
+        Without the file, a janitor would take the run for dead.
 
         Raises:
             OSError: it cannot be made now.
@@ -295,9 +298,12 @@ class RunDir:
 
     @property
     def control(self) -> Path:
-        """What all machines of the run share: journal, lease, verdicts. ``control`` in the folder
-        leads there where the machines are several; else it is the folder itself. A link that
-        leads nowhere, as while the shared folder is not mounted, is no reason to lead alone."""
+        """The folder that all machines of the run share: journal, lease, verdicts.
+
+        Where the machines are several, ``control`` in the run's folder leads there; else it is the
+        run's folder itself. A link that leads nowhere, as while the shared folder is not mounted,
+        is no reason to lead alone.
+        """
         shared = self.path / "control"
         return shared if shared.is_symlink() or shared.exists() else self.path
 

@@ -151,8 +151,10 @@ class Segment:
 
     @property
     def is_cut(self) -> bool:
-        """Whether the file is now shorter than the mapping: touching the missing
-        part kills the process."""
+        """Whether the file is now shorter than the mapping.
+
+        If so, touching the missing part kills the process.
+        """
         try:
             found = self.path.lstat()
         except OSError:
@@ -197,8 +199,10 @@ class Segment:
             )
 
     def array(self, dtype: npt.DTypeLike, offset: int, count: int) -> npt.NDArray[Any]:
-        """``count`` items of ``dtype`` from byte ``offset``, a view;
-        read-only if the segment is."""
+        """View ``count`` items of ``dtype`` from byte ``offset`` as an array.
+
+        It is read-only if the segment is.
+        """
         import numpy as np  # a quarter of the time in which a driver starts, which needs no array
 
         return np.frombuffer(self.buffer, dtype, count, offset)
@@ -224,8 +228,10 @@ class Segment:
         _populate(self._mapping, start, nbytes)
 
     def punch(self, start: int, nbytes: int) -> bool:
-        """Give the memory of whole pages back, so that the file has a hole there; False if the
-        file system has no holes. No process may touch them before ``back``."""
+        """Give the memory of whole pages back; False if the file system has no holes.
+
+        The file has a hole there afterwards. No process may touch the pages before ``back``.
+        """
         assert self._mapping is not None
         try:
             self._mapping.madvise(mmap.MADV_REMOVE, start, nbytes)
@@ -234,8 +240,10 @@ class Segment:
         return True
 
     def close(self) -> None:
-        """Release this mapping. Existing views stay valid; the memory is unmapped
-        with the last of them."""
+        """Release this mapping.
+
+        Existing views stay valid; the memory is unmapped with the last of them.
+        """
         mapping, self._mapping = self._mapping, None
         if mapping is None:
             return
@@ -263,8 +271,10 @@ class Segment:
 
 
 class _Draft:
-    """A nameless file in the folder of ``path``, removed with the block
-    unless ``link`` named it."""
+    """A nameless file in the folder of ``path``.
+
+    It is removed with the block unless ``link`` named it.
+    """
 
     def __init__(self, path: Path) -> None:
         self._path = path

@@ -81,9 +81,11 @@ def damage(what: str) -> sqlite3.DatabaseError:
 
 
 def _is_shared(file: Path) -> bool:
-    """Whether the file is in the mode in which readers keep writers out (SQLite file format, 1.3:
-    the version in byte 18). A file whose WAL is there is not opened: closing it would drop the
-    locks that this process may have of it (POSIX)."""
+    """Whether the file is in the mode in which readers keep writers out.
+
+    The mode is the version in byte 18 (SQLite file format, 1.3). A file whose WAL is there is not
+    opened: closing it would drop the locks that this process may have of it (POSIX).
+    """
     if file.with_name(f"{file.name}-wal").exists():
         return False
     try:
@@ -114,8 +116,10 @@ def _copy_whole(file: Path, copy: Path) -> None:
 
 
 def _copy_locked(file: Path, copy: Path) -> None:
-    """The last resort for a large file that is written all the time: for as long as the copying
-    takes, no write can end."""
+    """Copy under a lock, the last resort for a large file that is written all the time.
+
+    For as long as the copying takes, no write can end.
+    """
     with contextlib.closing(_connect(file, "ro")) as reader:
         reader.execute("BEGIN")
         reader.execute("SELECT 1 FROM sqlite_master LIMIT 1").fetchall()
@@ -123,8 +127,11 @@ def _copy_locked(file: Path, copy: Path) -> None:
 
 
 def _state(file: Path, journal: Path) -> State:
-    """What changes with every write: files, the counter of changes in the header (SQLite file
-    format, 1.3.7), and the rollback journal, None without one."""
+    """What changes with every write.
+
+    It consists of the files, the counter of changes in the header (SQLite file format, 1.3.7), and
+    the rollback journal, None without one.
+    """
     os.listdir(file.parent)  # has a network file system ask again what the folder holds
     with file.open("rb") as opened:
         header, found = opened.read(_HEADER_BYTES), os.fstat(opened.fileno())

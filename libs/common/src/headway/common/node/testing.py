@@ -84,8 +84,9 @@ def many_open_files() -> Iterator[None]:
 def python_child(
     code: str, *args: str | int | Path, env: Mapping[str, str] | None = None
 ) -> Iterator[subprocess.Popen[str]]:
-    """A real process that runs ``code`` with ``args`` as ``sys.argv[1:]``; stdin
-    and stdout are pipes.
+    """Run ``code`` in a real process with ``args`` as ``sys.argv[1:]``.
+
+    Its stdin and stdout are pipes.
 
     Killed and collected at the end, whatever its state.
     """
@@ -105,8 +106,9 @@ def python_child(
 
 @contextlib.contextmanager
 def frozen(*pids: int) -> Iterator[None]:
-    """Hold processes in a frozen cgroup (v1), where even SIGKILL stays pending;
-    they resume at the end.
+    """Hold processes in a frozen cgroup (v1); they resume at the end.
+
+    Even SIGKILL stays pending there.
 
     Raises:
         PermissionError: there is no such cgroup, or this user may not make one.
@@ -179,8 +181,10 @@ def open_fds() -> dict[int, str]:
 
 @contextlib.contextmanager
 def no_leaks(folder: Path) -> Iterator[None]:
-    """Fail if the block leaves a file under ``folder``, a descriptor, or a
-    mapping of such a file."""
+    """Fail if the block leaves a file under ``folder``, a descriptor, or a mapping.
+
+    Only mappings of files under ``folder`` count.
+    """
     files, fds = _files(folder), open_fds()
     yield
     left = _files(folder) - files

@@ -104,7 +104,7 @@ class ModelShape:
 
     @property
     def full_flops_per_token(self) -> int:
-        """The same if no layer had a window."""
+        """Model FLOPs of one token's forward and backward if no layer had a window."""
         keys = self.layers * self._keys(None)
         return 6 * self.matmul_parameters + round(12 * self.heads_width * keys)
 
@@ -115,8 +115,9 @@ class ModelShape:
 
 
 def mfu(*, tokens_per_s: float, flops_per_token: int, peak_flops: float) -> float:
-    """Model FLOPs utilisation, 0..1: model FLOPs per second over the peak. (PaLM, arXiv
-    2204.02311, appendix B.)
+    """Model FLOPs utilisation, 0..1: model FLOPs per second over the peak.
+
+    See PaLM, arXiv 2204.02311, appendix B.
 
     Raises:
         ValueError: ``peak_flops`` is not above 0.

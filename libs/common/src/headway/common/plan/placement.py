@@ -1,5 +1,7 @@
-"""Which node carries which rank: consecutive ranks share a node, as
-tensor-parallel groups should."""
+"""Which node carries which rank: consecutive ranks share a node.
+
+Tensor-parallel groups should share a node.
+"""
 
 from __future__ import annotations
 

@@ -7,8 +7,10 @@ from itertools import accumulate, pairwise
 
 
 def stage_layers(layers: int, stages: int, counts: Sequence[int] = ()) -> list[range]:
-    """The layers of each stage in order: ``counts`` of them, or as equal as possible, where the
-    first stages have one more.
+    """The layers of each stage in order.
+
+    Stage i has ``counts[i]`` layers; without ``counts`` the numbers are as equal as possible, and
+    the first stages have one more.
 
     >>> stage_layers(6, 4)
     [range(0, 2), range(2, 4), range(4, 5), range(5, 6)]
@@ -18,8 +20,9 @@ def stage_layers(layers: int, stages: int, counts: Sequence[int] = ()) -> list[r
 
 
 def balanced(layers: int, stages: int, head_layers: float) -> list[int]:
-    """Layers of each stage such that the slowest is as fast as possible, if the head takes as long
-    as ``head_layers`` layers; the last stage may have none.
+    """Layers of each stage such that the slowest is as fast as possible.
+
+    The head takes as long as ``head_layers`` layers; the last stage may have none.
 
     >>> balanced(8, 4, 2.0)
     [3, 3, 2, 0]

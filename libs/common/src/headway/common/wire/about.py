@@ -1,4 +1,4 @@
-"""Who sends a message to whom, how often, and what losing it does: data on every message class.
+"""Data on every message class: its sender, its receiver, its rate, and what losing it does.
 
 ``docs/protocol.md``, section 8, is generated from it (``python -m headway.testkit.wire.table``).
 """

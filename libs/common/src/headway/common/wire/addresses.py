@@ -113,8 +113,10 @@ def interface_of(address: str) -> str | None:
 
 
 def each_port(ports: str) -> Iterator[int]:
-    """The ports to try, ``LOW-HIGH`` or a single number, from a random one on: processes that
-    start together rarely try the same one first."""
+    """The ports to try, ``LOW-HIGH`` or a single number, from a random one on.
+
+    Processes that start together rarely try the same one first.
+    """
     low, _, high = ports.partition("-")
     first, count = int(low), int(high or low) - int(low) + 1
     start = random.randrange(count)

@@ -42,8 +42,9 @@ def raise_limit() -> int:
 
 
 class HandshakeLimiter:
-    """Holds descriptors back. When no other is left, it gives them to the process, and the servers
-    take no new connections for ``SHUT_S``; connections that exist go on.
+    """Holds descriptors back, and gives them to the process when no other is left.
+
+    The servers then take no new connections for ``SHUT_S``; connections that exist continue.
 
     Used by one thread; ``look`` is to be called a few times a second.
 

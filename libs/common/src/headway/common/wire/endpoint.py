@@ -1,5 +1,4 @@
-"""Opening sockets: options that all share, CURVE, stale ``ipc`` files, and what
-a failed bind means."""
+"""Opening sockets: shared options, CURVE, stale ``ipc`` files, and the errors of a bind."""
 
 from __future__ import annotations
 
@@ -45,8 +44,10 @@ its full queue blocked the input (libzmq issues 3937 and 4364)."""
 
 
 def set_options(opened: zmq.Socket[bytes], endpoint: str, high_water_mark: int) -> None:
-    """Options of every socket: bounded messages and queues, no linger,
-    detection of lost machines."""
+    """Set the options of every socket.
+
+    They bound messages and queues, allow no linger, and detect lost machines.
+    """
     opened.setsockopt(zmq.LINGER, 0)
     opened.setsockopt(zmq.MAXMSGSIZE, MAX_SOCKET_BYTES)
     opened.setsockopt(zmq.SNDHWM, high_water_mark)
@@ -92,8 +93,10 @@ def set_client_keys(
 
 
 def bind(opened: zmq.Socket[bytes], endpoint: str) -> tuple[str, int]:
-    """Bind; returns the resolved endpoint, with a port instead of 0 or of the range ``LOW-HIGH``,
-    and the descriptor that listens, which libzmq owns. An ``ipc`` file gets mode 0600.
+    """Bind; return the resolved endpoint and the descriptor that listens.
+
+    The endpoint has a port instead of 0 or of the range ``LOW-HIGH``; libzmq owns the descriptor.
+    An ``ipc`` file gets mode 0600.
 
     Raises:
         InputError: the address is in use, does not belong to this machine, or is not permitted.
@@ -108,8 +111,9 @@ def bind(opened: zmq.Socket[bytes], endpoint: str) -> tuple[str, int]:
 
 
 def bind_again(opened: zmq.Socket[bytes], endpoint: str) -> bool:
-    """Bind an ``ipc`` endpoint whose file was removed once more; True if it was. Connections that
-    exist stay: nothing is unbound.
+    """Bind an ``ipc`` endpoint once more if its file was removed; True if it was.
+
+    Connections that exist stay: nothing is unbound.
 
     Raises:
         InputError: the folder or the file cannot be made.
@@ -179,7 +183,9 @@ def reconnect(opened: zmq.Socket[bytes], endpoint: str) -> None:
 
 def has_listener(endpoint: str) -> bool:
     """Whether a plain connection is accepted at ``endpoint``, for error texts.
-    Takes at most 0.2 s."""
+
+    Takes at most 0.2 s.
+    """
     path = ipc_path(endpoint)
     try:
         if path is not None:

@@ -107,8 +107,10 @@ def is_public_key(key: bytes) -> bool:
 
 
 def check_endpoint(endpoint: str, keys: KeyPair | bytes | None) -> None:
-    """Refuse an endpoint that is malformed, that means every interface of a machine, or that is
-    reachable from outside without CURVE keys.
+    """Refuse an endpoint that is malformed or exposed.
+
+    An endpoint is exposed if it means every interface of a machine, or is reachable from outside
+    without CURVE keys.
 
     Without keys only literal loopback addresses are accepted: a host name or an interface name may
     mean any address.
@@ -170,7 +172,10 @@ def _check_tcp(endpoint: str, *, keyed: bool) -> None:
 
 
 def _is_every_interface(host: str) -> bool:
-    """As libzmq reads it, which takes ``0`` or ``0x0`` for an address, too."""
+    """Whether ``host`` means every interface, as libzmq reads it.
+
+    libzmq takes ``0`` or ``0x0`` for an address, too.
+    """
     if host == "*":
         return True
     try:

@@ -1,5 +1,7 @@
-"""A single-threaded poll loop: sources, timers without drift, signals through
-a wakeup descriptor."""
+"""A single-threaded poll loop of sources, timers and signals.
+
+Timers do not drift; signals arrive through a wakeup descriptor.
+"""
 
 from __future__ import annotations
 
@@ -33,8 +35,10 @@ _log = structlog.get_logger(__name__)
 
 
 class Throttle:
-    """Allows one warning per kind and period, so that a flood of bad input
-    does not fill the disk."""
+    """Allows one warning per kind and period.
+
+    A flood of bad input then does not fill the disk.
+    """
 
     def __init__(self, period_s: float = COMPLAINT_PERIOD_S) -> None:
         self._period_s = period_s
@@ -42,8 +46,10 @@ class Throttle:
         self._num_suppressed: dict[str, int] = {}
 
     def admit(self, kind: str) -> int | None:
-        """How many of this kind were suppressed since the last one; None if this
-        one is suppressed too."""
+        """How many of this kind were suppressed since the last one that passed.
+
+        None if this one is suppressed too.
+        """
         now_s = time.monotonic()
         if now_s - self._passed_at_s.get(kind, float("-inf")) < self._period_s:
             self._num_suppressed[kind] = self._num_suppressed.get(kind, 0) + 1
@@ -67,16 +73,19 @@ class Timer:
         self.is_cancelled = True
 
     def next_due_s(self, now_s: float) -> float:
-        """The next multiple of the period after ``now_s``: no drift, and
-        missed turns are skipped."""
+        """The next multiple of the period after ``now_s``.
+
+        There is no drift, and missed turns are skipped.
+        """
         assert self.period_s is not None
         missed = max(0, int((now_s - self.due_s) // self.period_s))
         return self.due_s + (missed + 1) * self.period_s
 
 
 class Loop:
-    """``run`` polls until ``end``; ``stop`` (from any thread), SIGTERM and SIGINT
-    call ``on_stop`` in it.
+    """A poll loop: ``run`` polls until ``end``.
+
+    ``stop`` (from any thread), SIGTERM and SIGINT call ``on_stop`` in it.
 
     ``gather_s``: turns that serve a source begin at least this far apart, so that what arrives
     meanwhile is served together. Waking up for each message costs more than handling it. A turn

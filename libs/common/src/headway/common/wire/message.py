@@ -13,8 +13,10 @@ TAG_PATTERN = re.compile(r"[a-z0-9_]+\.[a-z0-9_]+/[1-9][0-9]*")
 
 
 class _MessageMeta(msgspec.StructMeta):
-    """Makes every message keyword-only, which msgspec does not inherit, and
-    requires a written tag."""
+    """Makes every message keyword-only, and requires a written tag.
+
+    msgspec does not inherit that a message is keyword-only.
+    """
 
     def __new__(
         mcls, name: str, bases: tuple[type, ...], namespace: dict[str, Any], **config: Any

@@ -7,7 +7,7 @@ from collections import OrderedDict
 MAX_CACHED_REPLIES = 1024
 MAX_CACHED_BYTES = 8 << 20
 Key = tuple[bytes, int, int]
-"""Of a request: peer, id, hash of the body."""
+"""Key of a request: peer, id, hash of the body."""
 
 
 class ReplyCache:

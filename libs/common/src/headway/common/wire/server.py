@@ -126,8 +126,10 @@ class Server:
                 self._handlers[tag_of(message)] = handler
 
     def handle_ready(self) -> int:
-        """Handle at most 64 messages that have arrived; returns their number.
-        Never waits or raises."""
+        """Handle at most 64 messages that have arrived; return their number.
+
+        Never waits or raises.
+        """
         for handled in range(MAX_FRAMES_A_TURN):
             try:
                 frames = self._receive()
@@ -138,8 +140,9 @@ class Server:
         return MAX_FRAMES_A_TURN
 
     def send(self, peer: bytes, message: Message) -> bool:
-        """Send a note to a connected peer; False if the peer is gone or not reading:
-        the note is dropped.
+        """Send a note to a connected peer; False if the note is dropped.
+
+        It is dropped if the peer is gone or not reading.
 
         Never blocks.
 
@@ -149,8 +152,10 @@ class Server:
         return self._send(peer, codec.encode_frame("note", 0, codec.encode(message)))
 
     def keep_reachable(self) -> None:
-        """Bind again if the ``ipc`` file was removed, as by a cleaner of /tmp; never raises. To be
-        called about once a second: it acts the second time, when the cleaner is done."""
+        """Bind again if the ``ipc`` file was removed, as by a cleaner of /tmp; never raises.
+
+        To be called about once a second: it acts the second time, when the cleaner is done.
+        """
         path = ipc_path(self.endpoint)
         was_removed, self._is_removed = self._is_removed, path is not None and not path.exists()
         if self.socket.closed or not (was_removed and self._is_removed):

@@ -1,5 +1,7 @@
-"""The base of every service: one thread, one poll loop, timers, signals,
-beats, metrics, shutdown."""
+"""The base of every service: one thread with one poll loop.
+
+It provides timers, signals, beats, metrics and shutdown.
+"""
 
 from __future__ import annotations
 
@@ -203,8 +205,9 @@ class Service:
         self._loop.unwatch(source)
 
     def on_drain(self, callback: Callable[[], bool | None]) -> None:
-        """Set the callback that finishes open work before the exit; called every 50 ms
-        until it returns True.
+        """Set the callback that finishes open work before the exit.
+
+        It is called every 50 ms until it returns True.
 
         Beats and messages continue meanwhile. After ``drain_limit_s``, or at a second signal unless
         the service ``is_patient``, it exits with code 1 without finishing.
@@ -231,8 +234,10 @@ class Service:
         return self._exit_code
 
     def close(self) -> None:
-        """Close everything including the server; ``run`` does so before it
-        returns. May be repeated."""
+        """Close everything including the server.
+
+        ``run`` does so before it returns. May be repeated.
+        """
         with contextlib.ExitStack() as stack:  # a failure must not keep the others open
             stack.callback(self._loop.close)
             if self._server is not None:
@@ -242,8 +247,10 @@ class Service:
             stack.callback(self.end_metrics)
 
     def _begin_drain(self, is_signal: bool) -> None:
-        """The first request to end starts the drain; another signal (a second
-        Ctrl-C) cuts it short."""
+        """Start the drain at the first request to end.
+
+        Another signal (a second Ctrl-C) cuts it short.
+        """
         self.is_signalled |= is_signal
         if self._drain_until_s is not None:
             if is_signal and not self._is_patient:

@@ -19,7 +19,7 @@ from headway.common.plan.schedule.lower import lower
 POSTED = 4
 """Receives that a rank keeps open: ``POSTED_AHEAD`` of pipeline.py and the one that is consumed."""
 BYTES_PER_TOKEN = 17
-"""Of a step's tokens and labels in int64 and its mask in uint8."""
+"""Bytes per token of a step: tokens and labels in int64, and the mask in uint8."""
 
 
 @dataclass(frozen=True)
@@ -171,8 +171,10 @@ def _chunk_pass(shape: MemoryShape, stage: int) -> _ChunkPass:
 
 
 class _Passage:
-    """One micro-batch's way through one virtual stage; each call returns its peak, and what is
-    kept when it is over, in bytes."""
+    """One micro-batch's way through one virtual stage.
+
+    Each call returns its peak, and what is kept when it is over, in bytes.
+    """
 
     def __init__(self, shape: MemoryShape, stage: int) -> None:
         self._ledger, self._tape, self._shape = Ledger(), Tape(), shape

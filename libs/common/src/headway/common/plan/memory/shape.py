@@ -110,8 +110,11 @@ class MemoryShape:
 
 @dataclass(frozen=True)
 class Sizes:
-    """Bytes of one rank's tensors for one micro-batch of T tokens, in the compute type unless
-    stated otherwise. tp cuts the sequence of what is between layers, and the width inside them."""
+    """Bytes of one rank's tensors for one micro-batch of T tokens.
+
+    They are in the compute type unless stated otherwise. tp cuts the sequence of what is between
+    layers, and the width inside them.
+    """
 
     param: int
     """Bytes of one element in the compute type."""

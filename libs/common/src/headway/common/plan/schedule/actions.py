@@ -41,8 +41,10 @@ RECEIVES = frozenset({Kind.RECV_FORWARD, Kind.RECV_BACKWARD})
 
 @dataclass(frozen=True, slots=True)
 class Action:
-    """One entry of a rank's list. ``peer`` is the pipeline rank at the other end
-    of a send or receive."""
+    """One entry of a rank's list.
+
+    ``peer`` is the pipeline rank at the other end of a send or receive.
+    """
 
     kind: Kind
     chunk: int = 0

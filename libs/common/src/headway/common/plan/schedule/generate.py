@@ -145,8 +145,10 @@ def _weave(forwards: Order, backwards: Order, warmup: int) -> Order:
 
 
 def _virtual(kind: Kind, k: int, pp: int, vp: int) -> Action:
-    """The k-th of a rank's virtual micro-batches: groups of ``pp``
-    micro-batches, chunk after chunk."""
+    """The k-th of a rank's virtual micro-batches.
+
+    They come in groups of ``pp`` micro-batches, chunk after chunk.
+    """
     chunk = k % (pp * vp) // pp
     if kind is Kind.BACKWARD:
         chunk = vp - 1 - chunk

@@ -52,8 +52,10 @@ def lower(schedule: Schedule, *, all_read: bool = False) -> Schedule:
 
 
 def _message(schedule: Schedule, span: Span) -> list[tuple[int, Action]]:
-    """The send and the receive that carry an action's result to the next stage,
-    if it leaves the rank."""
+    """The send and the receive that carry an action's result to the next stage.
+
+    The list is empty if the result does not leave the rank.
+    """
     action, mb = span.action, span.action.micro_batch
     stage = stage_of(schedule, span.rank, action.chunk)
     if action.kind is Kind.FORWARD:

@@ -107,8 +107,11 @@ def _check_frame(schedule: Schedule, rank: int, order: tuple[Action, ...]) -> No
 
 
 def _check_sends(schedule: Schedule, rank: int, order: tuple[Action, ...]) -> None:
-    """A result leaves before the rank does anything that takes time: only receives, which are
-    posted there and waited for elsewhere, stand between, and none after a split backward."""
+    """Check that a result leaves before the rank does anything that takes time.
+
+    Only receives, which are posted there and waited for elsewhere, may come between, and none after
+    a split backward.
+    """
     for index, action in enumerate(order):
         if action.kind not in SENDS:
             continue
@@ -135,8 +138,11 @@ def _half(kind: Kind) -> Kind:
 
 
 def _check_order(schedule: Schedule, rank: int, order: tuple[Action, ...]) -> None:
-    """Micro-batches go through each chunk in order, weight gradients are summed in that order, and
-    the reduction of a chunk follows its last one."""
+    """Check the order of each chunk's micro-batches, weight gradients and reduction.
+
+    Micro-batches go through each chunk in order, weight gradients are summed in that order, and the
+    reduction of a chunk follows its last one.
+    """
     next_forward = [0] * schedule.vp
     next_mb = [0] * schedule.vp
     reduced: set[int] = set()

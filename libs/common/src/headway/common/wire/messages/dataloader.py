@@ -1,5 +1,7 @@
 """What the dataloader receives and answers over its node's ``ipc`` ROUTER.
-Batches travel in rings."""
+
+Batches travel in rings.
+"""
 
 from __future__ import annotations
 
@@ -79,7 +81,7 @@ class StreamOpened(Message, tag="dataloader.stream_opened/1"):
     """The ring's file."""
     fingerprint: str
     job: str = ""
-    """Of the ring; to be repeated in ``CloseStream``."""
+    """The ring's job, to be repeated in ``CloseStream``."""
 
 
 class CloseStream(Message, tag="dataloader.close_stream/1"):

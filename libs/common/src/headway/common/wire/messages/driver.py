@@ -147,22 +147,25 @@ class Command(Message, tag="driver.command/1"):
     """The setting (``lr``) with ``set`` and ``unset``; the target (``worker`` or a
     service) with ``inject``."""
     value: float = 0.0
-    """With ``set``: the setting's value; with ``sample``: the temperature."""
+    """For ``set``, the setting's value; for ``sample``, the temperature."""
     count: int = 0
-    """With ``extend``: additional steps; with ``sample``: tokens to write."""
+    """For ``extend``, additional steps; for ``sample``, tokens to write."""
     tokens: tuple[int, ...] = ()
-    """With ``sample``: the prompt."""
+    """For ``sample``, the prompt."""
     step: int = -1
-    """With ``rollback``: the checkpoint's step."""
+    """For ``rollback``, the checkpoint's step."""
     force: bool = False
-    """With ``set``: accept a value that looks like a typing error."""
+    """For ``set``, whether to accept a value that looks like a typing error."""
     fault: str = ""
-    """With ``inject``: one of ``headway.controller.faults.faults.FAULTS``."""
+    """For ``inject``, one of ``headway.controller.faults.faults.FAULTS``."""
     rank: int = -1
     node: int = -1
     duration_s: float = 0.0
-    """With ``inject``: how long a fault that ends by itself lasts, 0 for its default; with
-    ``drain``: how long the node may wait for its checkpoint."""
+    """For ``inject``, how long the fault lasts; for ``drain``, how long the node may wait.
+
+    ``inject``: only for a fault that ends by itself; 0 means its default. ``drain``: the node waits
+    for its checkpoint.
+    """
 
 
 class Accepted(Message, tag="driver.accepted/1"):
@@ -216,7 +219,7 @@ class RankStatus(Message, tag="driver.rank_status/1"):
     memory_bytes: int = 0
     """Most memory that the rank has used; 0 before its first steps."""
     memory_predicted: int = 0
-    """The same as its configuration predicts."""
+    """Most memory that the configuration predicts for the rank, in bytes."""
 
 
 class Status(Message, tag="driver.status/1"):
@@ -265,14 +268,14 @@ class Join(Message, tag="driver.join/1"):
     token: str
     """From the engine, see ``headway.launch.join.tokens``."""
     uid: str
-    """Of the machine, the same at each boot."""
+    """The machine's id, the same at each boot."""
     boot_id: str
     host: str
     """Its host name, for people."""
     public_key: str
     """The node's own key, Z85; the driver admits it from now on."""
     version: str
-    """Of Headway."""
+    """Headway's version."""
     num_gpus: int = 0
     num_cpus: int = 0
     memory_bytes: int = 0
@@ -284,7 +287,7 @@ class Join(Message, tag="driver.join/1"):
     torch: str = ""
     """The version that is installed."""
     address: str = ""
-    """Of the machine, on the way to the driver."""
+    """The machine's address, on the way to the driver."""
 
 
 class Joined(Message, tag="driver.joined/1"):

@@ -1,5 +1,7 @@
-"""What an executor receives: from its workers over ``ipc``, from driver and
-console over CURVE tcp."""
+"""What an executor receives from its workers, the driver and the console.
+
+Workers send over ``ipc``, driver and console over CURVE tcp.
+"""
 
 from __future__ import annotations
 
@@ -45,7 +47,7 @@ class WorkerBeat(Message, tag="executor.worker_beat/1"):
     """Most memory that the rank has used since its first steps, on the device that computes; 0
     before. Reported when it grows by more than 2 %."""
     memory_predicted: int = 0
-    """The same as its configuration predicts."""
+    """Most memory that the configuration predicts for the rank, in bytes."""
     evaluating: bool = False
     """It computes the validation loss, which may take long."""
     source: str = ""
@@ -86,13 +88,13 @@ class LeftGeneration(Message, tag="executor.left_generation/1"):
     bad_checkpoint: bool = False
     """A part of the durable checkpoint cannot be read; it is read again before an older one is."""
     bad_part: int = -1
-    """With ``bad_checkpoint``: the rank whose part it is; -1 for the reporting rank's own."""
+    """For ``bad_checkpoint``, the rank whose part it is; -1 for the reporting rank's own."""
     bad_snapshot: bool = False
     """The rank's snapshot in the arena does not match its digest or layout: it must not be used."""
     is_fatal: bool = False
     """A restart would not help: the run ends with ``detail``."""
     spike_end: int = 0
-    """With ``spike``: the position of the data behind the spike's samples."""
+    """For ``spike``, the position of the data behind the spike's samples."""
 
 
 class StepMetrics(Message, tag="executor.step_metrics/1"):
@@ -134,7 +136,7 @@ class Evaluation(Message, tag="executor.evaluation/1"):
     """Mean cross-entropy per token of the validation batches, nats."""
     tokens: int
     sequence: int = 0
-    """Of the command that asked for it; 0 for a planned one."""
+    """Number of the command that asked for it; 0 for a planned one."""
 
 
 class Sample(Message, tag="executor.sample/1"):
@@ -153,7 +155,7 @@ class Sample(Message, tag="executor.sample/1"):
     step: int = 0
     """Completed steps of the model that wrote it."""
     sequence: int = 0
-    """Of the command that asked for it; 0 for the one at the end of the run."""
+    """Number of the command that asked for it; 0 for the one at the end of the run."""
 
 
 class DriverBeat(Message, tag="executor.driver_beat/1"):

@@ -1,5 +1,7 @@
-"""What the health monitor receives (beats of the agents) and what it concludes
-from them (verdicts)."""
+"""What the health monitor receives, and what it concludes from it.
+
+It receives beats of the agents, and concludes verdicts.
+"""
 
 from __future__ import annotations
 
@@ -133,7 +135,7 @@ class SilentPeer(Message, tag="health.silent_peer/1"):
     about = PartOf("AgentBeat")
 
     address: str
-    """Of the peer in the ranks' network."""
+    """The peer's address in the ranks' network."""
     num_repeats: int
     """How often the oldest segment was sent again, at growing intervals."""
     age_s: float
@@ -160,7 +162,7 @@ class AgentBeat(Message, tag="health.agent_beat/1"):
     reached: tuple[str, ...] = ()
     """Addresses of the ranks' peers that answer."""
     num_asked: int = 0
-    """Of how many peers it is known whether they answer."""
+    """Number of peers of which it is known whether they answer."""
 
 
 class Evidence(Message, tag="health.evidence/1"):
@@ -209,8 +211,10 @@ class Verdict(Message, tag="health.verdict/1"):
     unix_s: float = 0.0
     """Wall time of this revision, for logs only."""
     silence_s: float = 0.0
-    """Of a hang that may still pass: how long nothing had moved when it was named. The driver waits
-    for ``recovery.hang_act_s`` before it acts; 0 asks it to act at once."""
+    """For a hang that may still pass, how long nothing had moved when it was named.
+
+    The driver waits for ``recovery.hang_act_s`` before it acts; 0 asks it to act at once.
+    """
 
 
 class VerdictTaken(Message, tag="health.verdict_taken/1"):

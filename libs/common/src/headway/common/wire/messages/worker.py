@@ -50,14 +50,17 @@ class Steer(Message, tag="worker.steer/1"):
     """Only the driver carries out a ``rollback``; nobody what is ``retired``: it had its effect
     before the run was resumed."""
     name: str = ""
-    """With ``set`` and ``unset``: the setting, today ``lr``."""
+    """For ``set`` and ``unset``, the setting, today ``lr``."""
     value: float = 0.0
-    """With ``set``: the setting's value; with ``sample``: the temperature."""
+    """For ``set``, the setting's value; for ``sample``, the temperature."""
     count: int = 0
-    """With ``extend``: steps of the whole run from now on; with ``sample``: tokens to write; with
-    ``rollback``: the checkpoint's step."""
+    """For ``extend``, steps of the whole run; for ``sample``, tokens; for ``rollback``, a step.
+
+    ``extend``: steps of the whole run from now on. ``sample``: tokens to write. ``rollback``: the
+    checkpoint's step.
+    """
     tokens: tuple[int, ...] = ()
-    """With ``sample``: the prompt."""
+    """For ``sample``, the prompt."""
 
 
 class Assign(Message, tag="worker.assign/1"):
