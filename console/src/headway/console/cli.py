@@ -56,7 +56,7 @@ class LazyGroup(PageGroup):
         return [*super().list_commands(ctx), *sorted(_services())]
 
     def described(self, ctx: Any, name: str) -> tuple[str, str]:
-        """Of a service, without importing it."""
+        """Heading and line of a command; a service is not imported for that."""
         if name in _services():
             return SERVICES, SERVICE_HELP.get(name, f"Commands of {_services()[name].module}")
         return super().described(ctx, name)

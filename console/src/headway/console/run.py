@@ -90,8 +90,11 @@ class Run(RunFrames, Steering):
             time.sleep(0.2)
 
     def fetch_records(self) -> list[str]:
-        """Copy logs and records of steps from the machines of the run into its folder; nothing is
-        copied where this machine carries it. Returns a sentence for each machine that failed."""
+        """Copy logs and records of steps from the machines of the run into its folder.
+
+        Nothing is copied where this machine carries it. Returns a sentence for each machine that
+        failed.
+        """
         if not self.folder.bundle.exists():
             return []
         from headway.launch.engines.choose import of_bundle
@@ -170,8 +173,9 @@ class Run(RunFrames, Steering):
             )
 
     def result(self, sequence: int, timeout_s: float = 60.0) -> dict[str, Any]:
-        """Block until the result of ``evaluate`` or ``sample`` is there: step, and loss (nats per
-        token) or prompt and text.
+        """Block until the result of ``evaluate`` or ``sample`` is there, and return it.
+
+        It has the step, and loss (nats per token) or prompt and text.
 
         Raises:
             DeadlineError: not within ``timeout_s``.

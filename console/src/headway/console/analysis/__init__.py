@@ -1,5 +1,7 @@
 """A run as polars frames: metrics, flight records, recoveries.
-Pure functions, with loaders beside them."""
+
+Pure functions, with loaders next to them.
+"""
 
 from __future__ import annotations
 

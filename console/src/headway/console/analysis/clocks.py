@@ -57,9 +57,11 @@ class Clocks:
             self._nodes.update(rank_nodes.values())
 
     def uncertainty_ns(self) -> dict[int, int | None]:
-        """Node -> how far its newest times may be off either way, of each node that has carried
-        ranks; None: its clock was never compared, so its times are its own. Empty where one machine
-        carries the run."""
+        """Node -> how far its newest times may be off either way, or None.
+
+        It has each node that has carried ranks; None means that its clock was never compared, so
+        its times are its own. Empty where one machine carries the run.
+        """
         return {
             node: list(self._boots[node].values())[-1].uncertainty_ns[-1]
             if node in self._boots

@@ -18,7 +18,10 @@ if TYPE_CHECKING:
     from headway.console.folder.records import RunRecords
 
 MAX_BLOCKS = 1000
-"""As many as a chart has pixels; half of it is kept when the blocks are doubled."""
+"""Most blocks of a curve, as many as a chart has pixels.
+
+Half of it is kept when the blocks are doubled.
+"""
 SAMPLED = 16
 """Steps read of each block when a long run is looked at for the first time."""
 TIMES = 100

@@ -1,5 +1,7 @@
-"""What did each rank do, when? The flight records of all ranks as one frame,
-and what follows from it."""
+"""What each rank did, and when: the flight records of all ranks as one frame.
+
+The module also derives what follows from the frame.
+"""
 
 from __future__ import annotations
 
@@ -32,8 +34,9 @@ SCHEMA = {
 
 
 def load_events(run_dir: Path) -> pl.DataFrame:
-    """All flight records of a run: saved windows, and the live rings of this machine,
-    each record once.
+    """All flight records of a run as one frame, each record once.
+
+    They come from saved windows, and from the live rings of this machine.
 
     Columns ``SCHEMA``: ``action`` is the kind's name, ``waiting`` and ``broken`` its flags; times
     in ns of the run's clock, those of the device where ``device`` is not 0; an action
@@ -58,8 +61,9 @@ def load_events(run_dir: Path) -> pl.DataFrame:
 
 
 def windows(run: RunDir) -> Iterator[tuple[int, int, npt.NDArray[Any]]]:
-    """Node, rank and records of each saved window and of each ring that lives on this machine,
-    with times of the run's clock.
+    """Node, rank and records of each saved window and of each live ring.
+
+    The rings are those on this machine; times are those of the run's clock.
 
     Raises:
         CorruptError: a saved window is unreadable.
@@ -158,8 +162,9 @@ def completed_steps(events: pl.DataFrame) -> pl.DataFrame:
 
 
 def redone_steps(events: pl.DataFrame) -> pl.DataFrame:
-    """Completed steps that were done again, by the generation that did so:
-    generation, num_steps, ranks.
+    """Completed steps that were done again, by the generation that did so.
+
+    The columns are generation, num_steps, ranks.
 
     ``num_steps`` counts different steps; ``ranks`` how many ranks did at least one again.
     """

@@ -27,16 +27,20 @@ EVALUATIONS = {"generation": pl.Int64, "step": pl.Int64, "loss": pl.Float64, "to
 
 
 def load_metrics(run: RunRecords) -> pl.DataFrame:
-    """One row per (generation, completed step), in the order they were done; columns
-    ``METRICS``."""
+    """One row per (generation, completed step), in the order they were done.
+
+    The columns are ``METRICS``.
+    """
     rows = run.records.attempts()
     frame = pl.DataFrame(rows, schema=list(METRICS), orient="row", infer_schema_length=None)
     return frame.cast(METRICS)  # type: ignore[arg-type]
 
 
 def load_evaluations(run: RunRecords) -> pl.DataFrame:
-    """One row per validation loss that counts, nats per token; ``step`` counts the steps completed
-    before it."""
+    """One row per validation loss that counts, nats per token.
+
+    ``step`` counts the steps completed before it.
+    """
     rows = [(one.generation, one.step, one.loss, one.tokens) for one in run.records.evaluations()]
     return pl.DataFrame(rows, schema=EVALUATIONS, orient="row")
 
@@ -47,8 +51,11 @@ def current(metrics: pl.DataFrame) -> pl.DataFrame:
 
 
 def step_times(metrics: pl.DataFrame) -> pl.DataFrame:
-    """By generation: steps, median and 99th percentile of the step time in seconds,
-    tokens per second."""
+    """Step times and throughput of each generation.
+
+    The columns are steps, median and 99th percentile of the step time in seconds, and tokens per
+    second.
+    """
     return (
         metrics.group_by("generation")
         .agg(

@@ -51,8 +51,11 @@ class NewestSteps:
         self._steps: list[Step] = []
 
     def update(self) -> list[Step]:
-        """The steps that came since the call before, in the order in which they were stored; the
-        first time the newest ones. A step done again comes again with a higher generation."""
+        """The steps that came since the call before, in the order in which they were stored.
+
+        The first time these are the newest ones. A step done again comes again with a higher
+        generation.
+        """
         records = self._run.records
         if self._journal != self._run.journal_id:
             self._journal, self._after = self._run.journal_id, -1
@@ -84,7 +87,7 @@ class NewestSteps:
         return mean_gap_s([s.unix_s for s in self._steps], [s.duration_s for s in self._steps])
 
     def step_time_s(self, quantile: float) -> float:
-        """Of the steps' own durations, between 0 and 1; 0 before the first step."""
+        """Step time at ``quantile``, 0..1, of the steps' own durations; 0 before the first step."""
         spans = sorted(step.duration_s for step in self._steps)
         return spans[min(len(spans) - 1, int(quantile * len(spans)))] if spans else 0.0
 

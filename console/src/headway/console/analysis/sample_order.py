@@ -45,8 +45,10 @@ def run_stream(
     batch_size: int | None = None,
     order: str = "",
 ) -> StreamSpec:
-    """The training stream of one replica from global sample ``start`` on; ``dp`` replicas that
-    share steps of ``batch_size`` samples. ``order`` is what ``order_of`` returns, "" for a new run.
+    """The training stream of one replica from global sample ``start`` on.
+
+    ``dp`` replicas share steps of ``batch_size`` samples. ``order`` is what ``order_of`` returns,
+    "" for a new run.
     """
     return stream_spec(
         config.data.path,
@@ -85,8 +87,11 @@ def _place_of(config: RunConfig, step: int) -> tuple[int, int]:
 
 
 def order_of(run: RunRecords) -> str:
-    """The version of the order in which a run reads, for ``run_stream``: its checkpoints record it,
-    since those of earlier versions continue in the order that they began with."""
+    """The version of the order in which a run reads, for ``run_stream``.
+
+    Its checkpoints record it, since those of earlier versions continue in the order that they began
+    with.
+    """
     with contextlib.suppress(HeadwayError, OSError, ValueError):
         if (checkpoint := newest(run.folder.checkpoints)) is not None:
             return order_of_run(data_of_run(checkpoint), checkpoint.step)

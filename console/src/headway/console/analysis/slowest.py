@@ -17,7 +17,7 @@ SCHEMA = {
 EFFECTS = ["waiting", "communication"]
 """What a rank does while another one is late: a cause only if no rank spent more on other work."""
 LEAST_SHARE = 0.5
-"""Of the time beyond the median, so much has to be explained by work that is not an ``EFFECTS``."""
+"""Least share of the time beyond the median that work not in ``EFFECTS`` has to explain."""
 
 
 def step_time_quantiles(rows: pl.DataFrame) -> pl.DataFrame:

@@ -225,8 +225,10 @@ def remove(folder: Folder, yes: Yes = False, as_json: AsJson = False) -> None:
 
 
 def _noted(cluster: ClusterFolder) -> list[Run]:
-    """The runs on other machines that were started by this cluster and may be live; those that are
-    over are forgotten."""
+    """The runs on other machines that this cluster started and that may be live.
+
+    Those that are over are forgotten.
+    """
     from headway.console.run import Run
 
     found = []

@@ -161,7 +161,8 @@ def _terminated_as_interrupted() -> Iterator[None]:
 
 
 def _checked_engine(engine: str, cluster: Path | None) -> Literal["local", "slurm"]:
-    """
+    """Return the name of the engine if it is known and no cluster's folder names one.
+
     Raises:
         InputError: there is no such engine, or the cluster's folder names one already.
     """

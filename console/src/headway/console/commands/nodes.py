@@ -153,7 +153,8 @@ def _reports(run: Run, node: int) -> bool:
 
 
 def _bundle_of(run: Run) -> Bundle:
-    """
+    """The bundle of a live run on several machines.
+
     Raises:
         InputError: the run is not on several machines, or has ended.
     """

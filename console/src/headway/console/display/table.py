@@ -30,7 +30,7 @@ class Column:
     name: str
     """In the frame."""
     label: str
-    """With the unit, as ``wait, ms per step``."""
+    """Heading with the unit, as ``wait, ms per step``."""
     format: Callable[[Any], str] = formatting.text
     mark: Literal["", "bar", "shade"] = ""
     """``bar``: its length is the value over the column's highest. ``shade``: over the highest of

@@ -116,8 +116,11 @@ def has_led(control: Path) -> bool:
 
 @contextlib.contextmanager
 def _locked(path: Path) -> Iterator[None]:
-    """A lock on the folder itself against other processes of this machine; the kernel releases it
-    with this process. Network file systems do not pass it on to other machines."""
+    """Hold a lock on the folder itself against other processes of this machine.
+
+    The kernel releases it with this process. Network file systems do not pass it on to other
+    machines.
+    """
     try:
         path.mkdir(parents=True, exist_ok=True)
         fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
@@ -138,8 +141,10 @@ def _locked(path: Path) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _marked(path: Path) -> Iterator[Starter]:
-    """A file that only one process on any machine can make. With the lock held, one that names this
-    machine is that of a dead process, and is taken over."""
+    """Mark the folder with a file that only one process on any machine can make.
+
+    With the lock held, one that names this machine is that of a dead process, and is taken over.
+    """
     mark, left = path / STARTING, starter_of(path)
     if left is not None and left.is_here:
         mark.unlink(missing_ok=True)

@@ -15,10 +15,10 @@ from headway.common.printable import printable
 
 LEVELS = ("debug", "info", "warning", "error", "critical")
 COLUMNS = ("timestamp", "level", "rank", "file", "event", "fields")
-"""Of a data frame of log lines; ``fields`` holds the other fields as JSON."""
+"""Columns of a data frame of log lines; ``fields`` holds the other fields as JSON."""
 _SHOWN = ("timestamp", "level", "event", "file", "service", "component", "run_id")
 MAX_LINE_BYTES = 1 << 16
-"""Of a longer line only the beginning is shown."""
+"""Most bytes shown of a line, from its beginning."""
 _AGO = re.compile(r"(\d+(?:\.\d+)?)([smhd]?)")
 _UNITS = {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86400}
 
@@ -133,7 +133,7 @@ class LogReader:
 
 
 def _unix_s(timestamp: object) -> float:
-    """Of an ISO timestamp; 0 for what has none."""
+    """Unix time of an ISO timestamp; 0 for what has none."""
     try:
         return datetime.datetime.fromisoformat(str(timestamp)).timestamp()
     except (ValueError, OverflowError, OSError):
@@ -141,8 +141,11 @@ def _unix_s(timestamp: object) -> float:
 
 
 def _next_line(file: BinaryIO) -> bytes | None:
-    """The next whole line, of one that is very long its beginning and its length; None for one
-    that is still being written, and at the end."""
+    """The next whole line, or None.
+
+    A very long line is returned as its beginning and its length. None stands for a line that is
+    still being written, and for the end.
+    """
     raw = file.readline(MAX_LINE_BYTES)
     more, last = 0, raw
     while last and not last.endswith(b"\n"):
@@ -154,8 +157,10 @@ def _next_line(file: BinaryIO) -> bytes | None:
 
 
 def _sound(fields: dict[str, Any]) -> dict[str, Any]:
-    """The fields of a line with the types that a reader expects of the known ones: what a rank
-    prints may be JSON, too."""
+    """The fields of a line with the types that a reader expects of the known ones.
+
+    They may have other types, because what a rank prints may be JSON, too.
+    """
     level, event = fields.get("level"), fields["event"]
     return {
         **fields,

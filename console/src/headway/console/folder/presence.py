@@ -10,7 +10,7 @@ from headway.launch.lease.file import Lease, LeaseWatch, is_led
 ENDED_S = 2.0
 """A run on other machines that has an outcome counts as over when its lease is not renewed."""
 TAKEOVER_S = 60.0
-"""The same of a run without one, which another driver may still take over."""
+"""A run without an outcome counts as over after this long: another driver may take it over."""
 
 Presence = Literal["led", "silent", "gone"]
 """``silent``: nobody renews the lease now, and too little time has passed to call the run dead."""

@@ -71,8 +71,11 @@ class RunRecords:
 
     @property
     def peak(self) -> Peak | None:
-        """The peak of what it computes on; None if it was never measured, or it computes on other
-        machines, whose peak is not known here."""
+        """The peak of what the run computes on, or None.
+
+        None if it was never measured, or if the run computes on other machines, whose peak is not
+        known here.
+        """
         if self.is_elsewhere or self.folder.bundle.exists():
             return None
         return cached_peak(self.config.train.device)
@@ -84,15 +87,19 @@ class RunRecords:
 
     @property
     def known_checkpoint(self) -> int | None:
-        """Step of the newest complete checkpoint of a run elsewhere, -1 without one; None of a run
-        whose checkpoints can be looked at."""
+        """Step of the newest complete checkpoint of a run elsewhere, -1 without one.
+
+        None for a run whose checkpoints can be looked at.
+        """
         return None
 
     # ---- where it stands ----------------------------------------------------------------------
     @property
     def presence(self) -> Presence:
-        """Whether an executor or the driver runs, either of which restarts the rest; ``silent`` of
-        a run on machines that may still be taken over."""
+        """Whether an executor or the driver runs, either of which restarts the rest.
+
+        ``silent`` is a run on machines that may still be taken over.
+        """
         if self.folder.bundle.exists():
             lease = lease_of(self.folder.control)
             return self._observer.look(lease, has_outcome=bool(self.outcome))
@@ -117,9 +124,12 @@ class RunRecords:
 
     @property
     def state(self) -> str:
-        """``starting`` while a command starts it, ``live``, its outcome, ``unreachable`` while
+        """The state of the run as text.
+
+        It is ``starting`` while a command starts it, ``live``, its outcome, ``unreachable`` while
         nobody leads it and another driver may take over, ``interrupted`` if it ended without an
-        outcome, ``interrupted while starting`` if it never began, or ``not started``."""
+        outcome, ``interrupted while starting`` if it never began, or ``not started``.
+        """
         if self.starter is not None:
             return "starting"
         if outcome := self.outcome:

@@ -32,14 +32,14 @@ class Entry:
     started_unix_s: float
     """When it was started or resumed the last time."""
     size_bytes: int
-    """Of its folder: checkpoints, logs, traces."""
+    """Size of its folder: checkpoints, logs, traces."""
     resume: str
     """The command that resumes it; empty for a run that is live or finished."""
     trouble: str = ""
     """What is wrong with its files, empty if nothing is."""
 
     def cells(self, now_unix_s: float) -> tuple[object, ...]:
-        """As ``HEADER``."""
+        """The cells of its row, in the order of ``HEADER``."""
         return (
             self.name,
             self.state,

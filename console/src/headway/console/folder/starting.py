@@ -20,7 +20,7 @@ from headway.common.node.machine import machine_uid
 from headway.common.node.process import DEAD, ProcessId
 
 STARTING = ".starting.json"
-"""Who starts the run; there while a start lasts."""
+"""File that says which process starts the run; it is there while a start lasts."""
 UNKNOWN = "another machine"
 
 
@@ -75,8 +75,11 @@ class Starter:
 
 
 def starter_of(path: Path) -> Starter | None:
-    """Who starts the run at ``path``, or was killed while starting it; None without a mark. A mark
-    that cannot be read is one of another machine."""
+    """The process that starts the run at ``path``; None without a mark.
+
+    It may have been killed while starting the run. A mark that cannot be read is one of another
+    machine.
+    """
     try:
         return msgspec.json.decode((path / STARTING).read_bytes(), type=Starter)
     except FileNotFoundError:

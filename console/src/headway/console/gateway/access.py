@@ -51,7 +51,8 @@ class Access:
 
     @classmethod
     def load(cls, path: Path) -> Access:
-        """
+        """Read the key file of a gateway.
+
         Raises:
             InputError: the file cannot be read, or others may read it.
             CorruptError: it is not the key file of a gateway.

@@ -42,13 +42,13 @@ from headway.console.run import Run
 from headway.controller.client import JournalFile
 
 ROWS_BYTES = 256 << 10
-"""Of one answer, by a rough count."""
+"""Most bytes of rows in one answer, by a rough count."""
 PIECE_BYTES = 512 << 10
 HEAD_BYTES = 4096
 DRIVER_LIMIT_S = 4.0
 """How long the gateway waits for a driver; meanwhile it serves no other request."""
 QUERY_LIMIT_S = 4.0
-"""The same for one read of a journal."""
+"""How long one read of a journal may take; meanwhile the gateway serves no other request."""
 FILE = re.compile(r"(logs|events)/[A-Za-z0-9_-][A-Za-z0-9_.-]{0,200}")
 """What may be read below a run's folder."""
 ANSWERS: dict[type[Message], type[Message]] = {GetStatus: Status, Command: Accepted}
@@ -57,8 +57,10 @@ _TYPES = by_tag(ANSWERS)
 
 
 def head_of(path: Path) -> str:
-    """Digest of the first ``HEAD_BYTES`` of a log, which do not change while it grows; empty while
-    it has fewer. Raises OSError."""
+    """Digest of the first ``HEAD_BYTES`` of a log. Raises OSError.
+
+    They do not change while the log grows. The digest is empty while it has fewer.
+    """
     with path.open("rb") as file:
         head = file.read(HEAD_BYTES)
     return hashlib.blake2b(head, digest_size=16).hexdigest() if len(head) == HEAD_BYTES else ""

@@ -31,7 +31,7 @@ from headway.launch.join.bundle import Bundle
 KILL_LIMIT_S = 10.0  # as in the janitor: a process with much memory takes seconds to end
 LOOK_S = 0.2
 SEND_LIMIT_S, STATUS_LIMIT_S = 2.0, 0.5
-"""Of one question to the driver; a stop asks again."""
+"""Limits of one question to the driver; a stop asks again."""
 MAX_STEPS = 20
 """A stop that was accepted takes effect within so many steps, with a recovery in between."""
 

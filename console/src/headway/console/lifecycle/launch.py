@@ -172,8 +172,10 @@ def _choose(runs_dir: Path, base: str, name: str | None) -> Path:
 
 
 def keep_epoch(run: Run) -> None:
-    """Claim the journal's newest epoch where the files of the lease were lost: a driver with a
-    lower one could not write."""
+    """Claim the journal's newest epoch where the files of the lease were lost.
+
+    A driver with a lower epoch could not write.
+    """
     epoch, lease = run.fact("epoch"), lease_of(run.folder.control)
     if epoch.isdecimal() and lease.look().claimed < int(epoch):
         lease.claim(int(epoch) - 1)

@@ -40,7 +40,7 @@ from headway.trainer.client import resolve_auto
 from headway.trainer.config import RunConfig
 
 DRIVER_LOG = "n0-driver.log"
-"""Of a run's first driver."""
+"""Log of a run's first driver."""
 
 
 def machines_of(folder: Path | None) -> MachinesConfig | None:
@@ -50,8 +50,10 @@ def machines_of(folder: Path | None) -> MachinesConfig | None:
 
 
 def began_on(path: Path) -> tuple[Path | None, str]:
-    """Folder of the cluster and engine of a run on machines, as ``launch`` takes them; of any other
-    run, or where there is none, no folder and no engine."""
+    """Folder of the cluster and engine of a run on machines, as ``launch`` takes them.
+
+    For any other run, or where there is none, no folder and no engine.
+    """
     run = RunDir(path)
     if not run.bundle.exists():
         return None, ""
@@ -65,8 +67,10 @@ def slurm_defaults(runs_dir: Path) -> SlurmConfig:
 
 
 def resolve_on_machines(config: RunConfig, machines: MachinesConfig) -> tuple[RunConfig, str]:
-    """``resolve_auto`` where this machine carries no rank: ``auto`` is decided by the hardware of
-    the machines; what a configuration asks for, each machine checks when it joins.
+    """Resolve ``auto`` where this machine carries no rank.
+
+    It does what ``resolve_auto`` does, but ``auto`` is decided by the hardware of the machines;
+    what a configuration asks for, each machine checks when it joins.
 
     Raises:
         InputError: as ``resolve_auto``. HeadwayError: as ``hardware_of``.
@@ -185,8 +189,9 @@ def forget_driver(folder: RunDir) -> None:
 def nodes_started(
     bundle: Bundle, folder: RunDir, report: Callable[[str], None]
 ) -> Iterator[MachinesEngine]:
-    """Node 0, which hosts the first driver, then the others, which join; where a start or the body
-    fails, the nodes whose start was tried are ended again, and no others.
+    """Start node 0, which hosts the first driver, then the others, which join.
+
+    Where a start or the body fails, the nodes whose start was tried are ended again, and no others.
 
     Raises:
         StillRunningError: node 0 had started, and a node may still run.

@@ -33,7 +33,8 @@ def joinable_run(cluster: ClusterFolder, node: int) -> Run | None:
 
 
 def check_unused(cluster: ClusterFolder, first: int, last: int, remedy: str = "") -> None:
-    """
+    """Check that no live run uses one of the nodes from ``first`` to ``last``.
+
     Raises:
         InputError: a live run uses one of the nodes from ``first`` to ``last``. A node whose
             processes have died is not used: starting it again does the run no harm.
@@ -48,8 +49,10 @@ def check_unused(cluster: ClusterFolder, first: int, last: int, remedy: str = ""
 
 
 def _is_up(cluster: ClusterFolder, run: Run, node: int) -> bool:
-    """Whether the executor or a process of the run lives on the node: the executor may just be
-    started again."""
+    """Whether the executor or a process of the run lives on the node.
+
+    The executor may just be started again.
+    """
     executor = cluster.living(node)
     is_led = executor is not None and executor.state() != "T"
     return is_led or bool(processes_of(run.folder.run_id, node))

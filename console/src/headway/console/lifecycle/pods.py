@@ -83,8 +83,11 @@ def for_pods(config: RunConfig, pods: KubernetesConfig) -> RunConfig:
 
 
 def needs_of(config: RunConfig) -> Needs:
-    """What a pod needs. Layers of the user's own are not predicted: their snapshots count as for
-    the model without them, on one node, and their tensors not at all."""
+    """What a pod needs: cores, memory, shared memory and GPUs.
+
+    Layers of the user's own are not predicted: their snapshots count as for the model without them,
+    on one node, and their tensors not at all.
+    """
     launch, on_gpu = config.launch, config.train.device == "gpu"
     shm_bytes, tensors = shared_bytes(config), 0
     if config.model.architecture.own_block is None:
@@ -101,8 +104,11 @@ def needs_of(config: RunConfig) -> Needs:
 
 
 class _Dumper(yaml.SafeDumper):  # type: ignore[misc]
-    """Strings stay strings with parsers that take more of them for numbers and booleans than
-    PyYAML does, as kubectl's does with ``12e34567``."""
+    """Writes YAML whose strings stay strings with other parsers.
+
+    Some parsers take more of them for numbers and booleans than PyYAML does, as kubectl's does with
+    ``12e34567``.
+    """
 
 
 _Dumper.add_implicit_resolver(

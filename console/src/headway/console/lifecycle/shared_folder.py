@@ -51,8 +51,10 @@ def make_shared(shared: Path, run: Run, report: Callable[[str], None]) -> None:
 
 @contextlib.contextmanager
 def removed_if_new(shared: Path) -> Iterator[None]:
-    """Remove a run's shared folder if the body, which makes it, fails, by Ctrl-C too. What a driver
-    has written is kept."""
+    """Remove a run's shared folder if the body, which makes it, fails, by Ctrl-C too.
+
+    What a driver has written is kept.
+    """
     is_new = not shared.exists()
     try:
         yield
@@ -87,8 +89,11 @@ def _link(link: Path, target: Path) -> None:
 
 
 def _take_records(kept: Path, run: Run, report: Callable[[str], None]) -> None:
-    """Move the logs that nodes kept at their end into the run's folder: the next nodes keep
-    theirs at the same place. What cannot be moved is tried again at the next start."""
+    """Move the logs that nodes kept at their end into the run's folder.
+
+    The next nodes keep theirs at the same place. What cannot be moved is tried again at the next
+    start.
+    """
     for file in sorted(kept.glob("n*.txt")):
         try:
             records.unpack(file.read_text(), run.path)

@@ -31,7 +31,7 @@ class Progress:
     """Completed steps."""
     steps: int
     loss: float | None = None
-    """Of the newest completed step, nats per token."""
+    """Loss of the newest completed step, in nats per token."""
     grad_norm: float | None = None
     lr: float | None = None
     tokens_per_s: float | None = None
@@ -177,15 +177,20 @@ def read_progress(
 
 
 def utilisation(config: RunConfig, peak: Peak | None, tokens_per_s: float) -> float | None:
-    """MFU of a run at this rate, 0..1; None without a rate,
-    or without a peak that was taken on an idle machine."""
+    """MFU of a run at this rate, 0..1, or None.
+
+    None without a rate, or without a peak that was taken on an idle machine.
+    """
     full = full_rate(config, peak)
     return None if full is None or not tokens_per_s else tokens_per_s / full
 
 
 def full_rate(config: RunConfig, peak: Peak | None) -> float | None:
-    """Tokens per second at which MFU would be 1; None without a peak of an idle machine, or with
-    layers of the user's own, whose FLOPs are not known."""
+    """Tokens per second at which MFU would be 1, or None.
+
+    None without a peak of an idle machine, or with layers of the user's own, whose FLOPs are not
+    known.
+    """
     if peak is None or not peak.is_idle or config.model.architecture.own_block is not None:
         return None
     flops = peak.of_run(config.train.dtype, config.parallel.world_size)

@@ -56,7 +56,7 @@ def asked_vocab(config: RunConfig) -> int:
 
 
 def tokenizer_sha256(data: DataConfig) -> str:
-    """Of the file ``data.tokenizer``. Raises InputError if it cannot be read."""
+    """SHA-256 of the file ``data.tokenizer``. Raises InputError if it cannot be read."""
     try:
         return hashlib.sha256(Path(data.tokenizer).read_bytes()).hexdigest()
     except OSError as error:

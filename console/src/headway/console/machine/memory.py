@@ -64,8 +64,10 @@ def memory_warnings(config: RunConfig, ranks: list[RankMemory] | None = None) ->
 
 
 def memory_table(config: RunConfig) -> list[dict[str, int]]:
-    """The prediction of each pipeline rank as data; empty for layers of the user's own, or if the
-    device cannot be resolved."""
+    """The prediction of each pipeline rank as data.
+
+    Empty for layers of the user's own, or if the device cannot be resolved.
+    """
     if config.model.architecture.own_block is not None:
         return []
     try:

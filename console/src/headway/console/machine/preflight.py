@@ -272,7 +272,7 @@ def _prepare(config: RunConfig, path: Path, report: Callable[[str], None]) -> No
 
 
 def _options(config: RunConfig, path: Path) -> list[str]:
-    """Of ``headway data prepare``."""
+    """Options of ``headway data prepare``."""
     data = config.data
     options: dict[str, object] = {
         "--source": data.source,

@@ -31,7 +31,7 @@ class History:
     top: int = -1
     """The highest number of completed steps that is exported and holds, -1 before the first."""
     evaluated: int = -1
-    """The same of validation losses."""
+    """Completed steps of the newest validation loss that is exported and holds, -1 without one."""
     starts: dict[int, int] = field(default_factory=dict)
     """Generation -> completed steps that it began with."""
     highest: dict[int, int] = field(default_factory=dict)

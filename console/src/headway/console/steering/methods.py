@@ -1,5 +1,7 @@
-"""Everything that can be asked of a run: one method each, from which commands and buttons
-are made."""
+"""Everything that can be asked of a run, one method each.
+
+Commands and buttons are made from the methods.
+"""
 
 from __future__ import annotations
 

@@ -26,11 +26,11 @@ class Blank(str):
     __slots__ = ()
 
     def __new__(cls, name: str) -> Blank:
-        """Of the argument ``name``."""
+        """Make the blank of the argument ``name``."""
         return super().__new__(cls, f"%{name}%")
 
     def __repr__(self) -> str:
-        """As it stands."""
+        """The blank itself, without quotes."""
         return str(self)
 
 

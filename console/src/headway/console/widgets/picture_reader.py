@@ -20,7 +20,7 @@ NEWS = 50
 LOG_LINES = 40
 """Log lines of the selected rank."""
 LOG_BYTES = 65_536
-"""Of each log file, read at first: the end is what matters."""
+"""Bytes read of the end of each log file at first: the end is what matters."""
 MAX_BANDS = 50
 """Recoveries kept for the page; a run that breaks more often than that has other problems."""
 

@@ -70,7 +70,10 @@ class Records:
 
 
 def _concatenate(parts: Sequence[npt.NDArray[Any]]) -> npt.NDArray[Any]:
-    """As plain bytes: numpy would compare the fields of each part, which takes longer."""
+    """Join records as plain bytes.
+
+    numpy would compare the fields of each part, which takes longer.
+    """
     plain = f"V{RECORD.itemsize}"
     return np.concatenate([np.ascontiguousarray(part).view(plain) for part in parts]).view(RECORD)
 
@@ -191,8 +194,10 @@ class FlightTail:
 
 
 def as_frame(parts: Iterable[Records], window_s: float) -> pl.DataFrame:
-    """Columns as ``load_events``, each record of the newest ``window_s`` once;
-    open ones end with null."""
+    """The records as a frame with the columns of ``load_events``.
+
+    Each record of the newest ``window_s`` is there once; open ones end with null.
+    """
     records = Records.merge(list(parts))
     if not len(records):
         return pl.DataFrame(schema=SCHEMA)
