@@ -59,7 +59,7 @@ _TYPES = by_tag(ANSWERS)
 def head_of(path: Path) -> str:
     """Digest of the first ``HEAD_BYTES`` of a log. Raises OSError.
 
-    They do not change while the log grows. The digest is empty while it has fewer.
+    Those bytes do not change while the log grows. The digest is empty while it has fewer.
     """
     with path.open("rb") as file:
         head = file.read(HEAD_BYTES)

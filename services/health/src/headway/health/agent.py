@@ -109,8 +109,11 @@ class NodeWatch:
         return self.newest
 
     def _peers(self, workers: Sequence[WorkerSignals]) -> Peers:
-        """Looked for only while a rank may hang: a healthy run asks nobody, however long its steps
-        are, and its beats read no tables of the kernel."""
+        """Look for peers that do not answer, only while a rank may hang.
+
+        A healthy run asks nobody, however long its steps are, and its beats read no tables of the
+        kernel.
+        """
         if self._options.fabric_address and any(self._may_hang(worker) for worker in workers):
             return self._connections.read([worker.pid for worker in workers])
         self._connections.close()

@@ -102,8 +102,10 @@ class FollowedPeer:
         self._client: Client | None = None
 
     def refresh(self) -> bool:
-        """Check the file; True if a new peer was connected. Costs one ``stat``
-        while nothing changes."""
+        """Check the file; True if a new peer was connected.
+
+        Costs one ``stat`` while nothing changes.
+        """
         try:
             stat = self._path.stat()
         except OSError:

@@ -48,8 +48,9 @@ def verdicts_of(run_dir: Path, *, only_open: bool = False) -> list[Verdict]:
 
 
 def begin_life(shm_dir: Path, logs: Path, log_pattern: str, control: Path | None = None) -> None:
-    """To be called where a run begins anew on a node, before its agent starts: log lines that are
-    there already belong to its earlier life, and are not searched.
+    """Prepare a node where a run begins anew; to be called before its agent starts.
+
+    Log lines that are there already belong to its earlier life, and are not searched.
 
     Args:
         control: folder of ``verdicts.jsonl``, on the node that leads the start: what is open in it

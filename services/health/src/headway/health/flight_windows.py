@@ -35,8 +35,10 @@ class FlightWindows:
         self._saved: dict[str, int] = {}
 
     def save(self, *, final: bool = False) -> None:
-        """Write new records; those of a live rank that are open, or still lack the device's times,
-        are left for a later call, unless ``final``.
+        """Write new records.
+
+        Those of a live rank that are open, or still lack the device's times, are left for a later
+        call, unless ``final``.
 
         A rank that cannot be saved is logged and does not delay others; the next call tries again.
         """

@@ -27,8 +27,11 @@ class Advice:
 
 @dataclass(frozen=True, slots=True)
 class LogRule:
-    """``contains`` is a cheap lower-case test that runs before ``pattern``, whose groups become the
-    detail. A group ``device`` names what the line is about: each device has its own verdict."""
+    """A rule that finds a kind of fault in log lines.
+
+    ``contains`` is a cheap lower-case test that runs before ``pattern``, whose groups become the
+    detail. A group ``device`` names what the line is about: each device has its own verdict.
+    """
 
     name: str
     kind: LogKind
@@ -70,8 +73,11 @@ _XIDS_OF_GPUS = frozenset(
 
 
 def xid_remedy(number: str) -> str:
-    """What NVIDIA's Xid catalogue advises: restart the program, reset the GPU or the machine; or
-    nothing, for numbers that only follow another error and for unknown ones."""
+    """What NVIDIA's Xid catalogue advises for an Xid.
+
+    It is to restart the program, or reset the GPU or the machine; or nothing, for numbers that only
+    follow another error and for unknown ones.
+    """
     xid = int(number) if number.isdigit() else -1
     if xid in _XIDS_OF_PROGRAMS:
         return "mostly a fault of the program; if it repeats on the same GPU, check that GPU"

@@ -105,8 +105,10 @@ class Reporter:
         self._driver.notify(beat)
 
     def report(self, verdicts: Iterable[Verdict], now_s: float) -> None:
-        """Send and write new revisions, in this order, so that a full disk does
-        not delay a recovery."""
+        """Send and write new revisions, in this order.
+
+        A full disk then does not delay a recovery.
+        """
         for verdict in verdicts:
             stamped = revise(verdict, unix_s=time.time())
             if self._unanswered.note(stamped, now_s):

@@ -65,8 +65,10 @@ _ROWS = {(row.kind, row.action): row for row in RESPONSES}
 
 
 def response(verdict: Verdict) -> str:
-    """What to do about an open verdict: the action in its row, ``observe`` if it
-    is not certain enough."""
+    """What to do about an open verdict.
+
+    It is the action in the verdict's row, and ``observe`` if the verdict is not certain enough.
+    """
     row = _ROWS.get((verdict.kind, verdict.action))
     if row is None or verdict.confidence < row.min_confidence:
         return OBSERVE

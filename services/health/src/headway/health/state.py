@@ -91,8 +91,10 @@ class MonitorState:
         return self._episodes.verdicts()
 
     def on_beat(self, beat: AgentBeat, now_s: float) -> list[Verdict]:
-        """Process an agent's beat. Beats of another run, and beats overtaken by
-        later ones, are dropped."""
+        """Process an agent's beat.
+
+        Beats of another run, and beats overtaken by later ones, are dropped.
+        """
         clock_s = self._advance(now_s)
         known = self.nodes.get(beat.node)
         if beat.run_id != self.run_id or (known is not None and self._is_older(beat, known)):
@@ -129,8 +131,10 @@ class MonitorState:
         return self._follow_ups.begin(verdicts, clock_s)
 
     def on_taken(self, answer: VerdictTaken, now_s: float) -> list[Verdict]:
-        """Process the driver's answer to a verdict; returns the revision with it, or nothing if the
-        driver is undecided or answered an older revision."""
+        """Process the driver's answer to a verdict; return the revision with it, or nothing.
+
+        It is nothing if the driver is undecided or answered an older revision.
+        """
         return self._follow_ups.answered(answer, self._advance(now_s))
 
     def _advance(self, now_s: float) -> float:
@@ -167,9 +171,11 @@ class MonitorState:
         return view is not None and is_current and view.node != node
 
     def _settle_s(self) -> float:
-        """A new monitor ignores deaths that it did not observe until every node had time to
-        report the newest generation, since a rank that moved away leaves its segment, with a dead
-        process in it, behind."""
+        """How long a new monitor ignores deaths that it did not observe.
+
+        That is until every node had time to report the newest generation, since a rank that moved
+        away leaves its segment, with a dead process in it, behind.
+        """
         return 2 * self.config.beat_interval_s
 
     def _observe(self, node: int, worker: WorkerSignals) -> None:
@@ -269,8 +275,10 @@ class MonitorState:
         return clock_s - self.nodes[node].heard_s > LATE_BEATS * self.config.beat_interval_s
 
     def _repeated(self, clock_s: float) -> list[Verdict]:
-        """Repeat verdicts on dead, stopped and silent ones that are still open;
-        hangs are judged again."""
+        """Repeat verdicts on dead, stopped and silent ones that are still open.
+
+        Hangs are judged again instead.
+        """
         verdicts: list[Verdict] = []
         for key, verdict in self._episodes.open_of_generation(self.generation, REPEATED):
             if self._follow_ups.is_due(verdict, clock_s):
@@ -278,8 +286,9 @@ class MonitorState:
         return verdicts
 
     def _is_older(self, beat: AgentBeat, known: NodeView) -> bool:
-        """Whether a beat was overtaken: by a later one of its agent, or by the
-        agent that started later.
+        """Whether a beat was overtaken by a later one.
+
+        The later one is of its agent, or of the agent that started later.
 
         After a reboot start times count from 0 again, so an agent that was silent
         for long is ignored.

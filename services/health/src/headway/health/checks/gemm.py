@@ -51,8 +51,10 @@ def multiply(xp: Any, device: Any) -> tuple[int, float]:
 
 
 def count_wrong_sums(left: Any, right: Any, product: Any) -> int:
-    """Number of row and column sums of ``product`` that differ from those
-    implied by the factors."""
+    """Number of row and column sums of ``product`` that are wrong.
+
+    A sum is wrong if it differs from the one implied by the factors.
+    """
     a, b, c = (np.asarray(matrix, dtype=np.int64) for matrix in (left, right, product))
     rows = c.sum(axis=1) != a @ b.sum(axis=1)
     columns = c.sum(axis=0) != a.sum(axis=0) @ b

@@ -52,8 +52,10 @@ class Episodes:
         ]
 
     def of_rank(self, rank: int) -> list[tuple[Key, Verdict]]:
-        """The open verdicts about one rank; indexed, since it is called once
-        per worker and beat."""
+        """The open verdicts about one rank.
+
+        They are indexed, since this is called once per worker and beat.
+        """
         keys = self._keys_of_rank.get(rank)
         return [(key, self._open[key]) for key in keys] if keys else []
 
@@ -79,8 +81,9 @@ class Episodes:
         service: str = "",
         silence_s: float = 0.0,
     ) -> list[Verdict]:
-        """Open an episode, or revise it if its ``kind`` has changed; the same kind
-        again has no effect.
+        """Open an episode, or revise it if its ``kind`` has changed.
+
+        The same kind again has no effect.
 
         A revision counts as unanswered, whatever was done about the earlier kind.
         """
@@ -115,8 +118,10 @@ class Episodes:
         return self._revise(key, taken=taken)
 
     def repeat(self, key: Key, why: Evidence) -> list[Verdict]:
-        """Repeat an open verdict, unanswered as if it were new; ``why`` replaces
-        earlier such reasons."""
+        """Repeat an open verdict, unanswered as if it were new.
+
+        ``why`` replaces earlier such reasons.
+        """
         known = self._open[key]
         rows = (*(row for row in known.evidence if row.name != why.name), why)
         return self._revise(key, taken="", evidence=rows)

@@ -31,8 +31,10 @@ class FollowUps:
         self._known: dict[str, _FollowUp] = {}
 
     def begin(self, verdicts: list[Verdict], clock_s: float) -> list[Verdict]:
-        """Start the time of new or revised verdicts, and drop closed ones;
-        returns them unchanged."""
+        """Start the time of new or revised verdicts, and drop closed ones.
+
+        Returns the verdicts unchanged.
+        """
         for verdict in verdicts:
             if verdict.is_open:
                 self._of(verdict).since_s = clock_s
@@ -41,8 +43,10 @@ class FollowUps:
         return verdicts
 
     def answered(self, answer: VerdictTaken, clock_s: float) -> list[Verdict]:
-        """The revision with an answer; None if the answer decides nothing or
-        concerns an older revision."""
+        """Return the revision with an answer, or nothing.
+
+        It is nothing if the answer decides nothing or concerns an older revision.
+        """
         key = self._episodes.key_of(answer.id)
         verdict = self._episodes.get(key) if key is not None else None
         if key is None or verdict is None or verdict.revision != answer.revision:
@@ -58,8 +62,10 @@ class FollowUps:
         return bool(verdict.taken) and clock_s - known.since_s >= wait_s
 
     def is_in_vain(self, verdict: Verdict, clock_s: float) -> bool:
-        """Whether an open verdict is still open after the action on it, so that it is no longer the
-        likely cause of other symptoms."""
+        """Whether an open verdict is still open after the action on it.
+
+        It is then no longer the likely cause of other symptoms.
+        """
         return self._of(verdict).num_repeats > 0 or self.is_due(verdict, clock_s)
 
     def repeat(self, key: Key, clock_s: float) -> list[Verdict]:

@@ -1,5 +1,7 @@
-"""Verdicts on a generation that hangs, and on the rank that blocks it, if nothing else explains
-it."""
+"""Verdicts on a generation that hangs, and on the rank that blocks it.
+
+They are given only if nothing else explains the hang.
+"""
 
 from __future__ import annotations
 

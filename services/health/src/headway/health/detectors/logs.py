@@ -25,8 +25,10 @@ class LogEpisodes:
         self._counts: dict[Key, int] = {}
 
     def restore(self, verdicts: list[Verdict], now_s: float) -> None:
-        """Adopt the lines that an earlier monitor reported; its open episodes
-        end after a quiet time."""
+        """Adopt the lines that an earlier monitor reported.
+
+        Its open episodes end after a quiet time.
+        """
         for verdict in verdicts:
             for row in verdict.evidence:
                 if row.source == "log" and row.name == "at":

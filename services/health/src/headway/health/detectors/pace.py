@@ -7,7 +7,10 @@ from headway.health.config import HealthConfig
 
 
 class Pace:
-    """Of the whole run, since a rank may have moved to another node: the slowest rank counts."""
+    """The pace of the whole run: the slowest rank counts.
+
+    It is that of the whole run, since a rank may have moved to another node.
+    """
 
     def __init__(self, config: HealthConfig) -> None:
         self._config = config

@@ -37,8 +37,10 @@ class RankView:
 
     @property
     def waits_for_data(self) -> bool:
-        """Whether it waits for its node's data daemon: it could run, and its ring
-        is empty or unknown."""
+        """Whether it waits for its node's data daemon.
+
+        It does if it could run, and its ring is empty or unknown.
+        """
         signals = self.signals
         is_held = signals.state in STOPPED or signals.state == TRACED
         return signals.open_kind == "DATA" and signals.data_wait in ("", "daemon") and not is_held
@@ -56,16 +58,20 @@ class RankView:
 
     @property
     def silence_s(self) -> float:
-        """How long the rank made no progress; while it waits for data, also
-        how long none arrived."""
+        """How long the rank made no progress.
+
+        While it waits for data, also how long none arrived: the shorter of the two counts.
+        """
         signals = self.signals
         if self.waits_for_data and signals.data_age_s >= 0:
             return min(signals.age_s, signals.data_age_s)
         return signals.age_s
 
     def is_suspended(self, config: HealthConfig) -> bool:
-        """Whether the rank may take long: it joins, restores, evaluates or
-        makes its first steps."""
+        """Whether the rank may take long.
+
+        It may while it joins, restores or evaluates, and in its first steps.
+        """
         return self.signals.phase != "step" or self.signals.num_steps < config.first_steps
 
     def limit_s(self, config: HealthConfig) -> float:
@@ -79,8 +85,10 @@ class RankView:
         return max(floor_s, config.silence_factor * self.signals.median_step_s)
 
     def stall_s(self, config: HealthConfig) -> float:
-        """Silence after which it counts as not moving: half its limit, since the
-        last rank stops later."""
+        """Silence after which it counts as not moving.
+
+        It is half its limit, since the last rank stops later.
+        """
         return self.limit_s(config) / (1 if self.is_suspended(config) else 2)
 
     def is_stuck(self, config: HealthConfig) -> bool:
@@ -167,8 +175,11 @@ def _find_livelock(views: Collection[RankView], config: HealthConfig) -> Hang | 
 def evidence_of(
     hang: Hang, views: Collection[RankView], config: HealthConfig
 ) -> tuple[Evidence, ...]:
-    """The culprit's position, limit and process state, and how many others wait; or how many ranks
-    are where."""
+    """What shows why a generation hangs.
+
+    It is the culprit's position, limit and process state, and how many others wait; or how many
+    ranks are where.
+    """
     culprit = hang.culprit
     num_waiting = sum(view.waits_for_others for view in views)
     rows = (

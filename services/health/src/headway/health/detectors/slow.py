@@ -65,8 +65,10 @@ class _Unit:
         return self.compute_s / statistics.median(self.earlier_s)
 
     def note_earlier(self, *, are_others_usual: bool) -> None:
-        """Take its present time as one that is usual for it, and its share in that of the others
-        if theirs is, too."""
+        """Record its present time as one that is usual for it.
+
+        Its share in the time of the others is recorded as well, if theirs is usual, too.
+        """
         if self.step - self.noted_step >= COMPUTE_STEPS:
             self.earlier_s.append(self.compute_s)
             if self.others_s and are_others_usual:
@@ -148,8 +150,11 @@ class SlowRanks:
     def _weigh(
         self, unit: _Unit, peers_s: float | None, slowdowns: Sequence[float]
     ) -> list[Verdict]:
-        """``peers_s`` is the median of its replicas, None without any; ``slowdowns`` are all units'
-        against their own earlier time, sorted."""
+        """Compare a unit with what is usual, and return what changes in its verdict.
+
+        ``peers_s`` is the median of its replicas, None without any; ``slowdowns`` are all units'
+        against their own earlier time, sorted.
+        """
         usual_s, than, factor = self._usual(unit, peers_s, slowdowns)
         ratio = unit.compute_s / usual_s if usual_s else 1.0
         is_named = self._episodes.get(_key(unit)) is not None
@@ -169,8 +174,10 @@ class SlowRanks:
     def _usual(
         self, unit: _Unit, peers_s: float | None, slowdowns: Sequence[float]
     ) -> tuple[float, str, float]:
-        """What the unit should take (0 while that is not known), what that is, and how many times
-        as long is slow."""
+        """Return what the unit should take, what that is, and how many times as long is slow.
+
+        The time is 0 while it is not known.
+        """
         factor, usual_s, than = self._config.slow_factor, peers_s or 0.0, "peers"
         if unit.slowdown is None:
             return usual_s, than, factor

@@ -23,8 +23,11 @@ from headway.health.sources.probes import Asked, Probes
 
 TABLES = ("tcp", "tcp6")
 _REPEATED, _PROBED = "01", "04"
-"""Of the column ``tr``: the timer runs for segments that are not acknowledged, or for questions to
-a peer whose buffer is full, which its kernel answers too."""
+"""Values of the column ``tr``: the timer that repeats, and the timer that probes.
+
+The one runs for segments that are not acknowledged, the other for questions to a peer whose buffer
+is full, which its kernel answers too.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +35,7 @@ class Connection:
     """One to another machine."""
 
     address: str
-    """Of the peer, without port."""
+    """The peer's address, without port."""
     num_repeats: int
     """How often the oldest segment was sent again, or the peer was asked for room without an
     answer; 0 if nothing waits for an acknowledgement."""
@@ -91,7 +94,7 @@ class ConnectionSource:
 
 
 def _connections(pids: Collection[int], inodes: Collection[int]) -> Iterator[Connection]:
-    """Of the network namespace of the first of the processes that lives."""
+    """The connections in the network namespace of the first of the processes that lives."""
     for pid in pids:
         folder = Path(psutil.PROCFS_PATH, str(pid), "net")
         tables = []

@@ -64,7 +64,7 @@ class Progress:
     alive_age_s: float = -1.0
     """Time since the process last showed that it runs, -1 while it shows nothing."""
     waits: Waits = ""
-    """As ``WorkerSignals.waits``."""
+    """What the process waits for, as ``WorkerSignals.waits``."""
     step_age_s: float = -1.0
     """How long the step under way has lasted, -1 outside of one."""
 
@@ -102,7 +102,7 @@ class _Follower:
     generation: int = -1
     num_steps: int = 0
     step_sequence: int = 0
-    """Of the newest finished step's record."""
+    """Sequence number of the newest finished step's record."""
     compute_s: deque[float] = field(default_factory=lambda: deque(maxlen=COMPUTE_STEPS))
 
 
@@ -117,8 +117,10 @@ class FlightSource:
         self._followers: dict[Path, _Follower] = {}
 
     def read(self) -> list[Progress]:
-        """One reading of every ring, by rank. A ring that cannot be opened is
-        left out until it can."""
+        """Read every ring once, and return the progress by rank.
+
+        A ring that cannot be opened is left out until it can.
+        """
         paths = sorted(self._folder.glob("flight-*.bin"))
         for path in set(self._followers) - set(paths):
             self._followers.pop(path).reader.close()
@@ -233,8 +235,10 @@ def _is_completed_step(records: npt.NDArray[Any]) -> npt.NDArray[np.bool_]:
 
 
 def _note_steps(follower: _Follower, header: FlightHeader, steps: npt.NDArray[Any]) -> None:
-    """Collect finished steps; one that was recorded only at its end began at the
-    end of the one before."""
+    """Collect finished steps.
+
+    One that was recorded only at its end began at the end of the one before.
+    """
     if header.generation != follower.generation:
         follower.generation, follower.num_steps = header.generation, 0
         follower.durations_s.clear()
@@ -263,8 +267,11 @@ def _passes(records: npt.NDArray[Any]) -> npt.NDArray[Any]:
 
 
 def _compute_s(passes: npt.NDArray[Any], step: npt.NDArray[Any], begun_ns: int) -> float:
-    """Time of the passes of one step: they alone take long on a slow rank, and wait for no other
-    pipeline stage or replica. Those of an evaluation before the step do not count."""
+    """Time of the passes of one step.
+
+    They alone take long on a slow rank, and wait for no other pipeline stage or replica. Those of
+    an evaluation before the step do not count.
+    """
     inside = passes[(passes["start_ns"] >= begun_ns) & (passes["end_ns"] <= step["end_ns"])]
     return float((inside["end_ns"] - inside["start_ns"]).sum()) / 1e9
 

@@ -53,8 +53,9 @@ def read_host(disk_free_bytes: int, shm: Path) -> HostSignals:
 
 
 def read_pressure() -> dict[str, float]:
-    """Pressure stall information: ``cpu.some`` ... -> fraction of the last 10 s
-    spent waiting, 0..1.
+    """Pressure stall information: fractions of the last 10 s spent waiting, 0..1.
+
+    The keys are ``cpu.some`` and the like.
 
     Empty on a kernel without PSI (Documentation/accounting/psi.rst). psutil does not provide it.
     """

@@ -20,7 +20,7 @@ CURSOR_FILE = "agent-cursors.json"
 MAX_LINE_BYTES = 4096
 """Longer lines are matched in pieces, since progress bars may not have line ends."""
 MAX_BEHIND_BYTES = 16 << 20
-"""Of a file that grows faster than it is read, what is further behind is skipped, and said so."""
+"""Most unread bytes of a file that grows faster than it is read; more is skipped and logged."""
 MAX_SHOWN = 300
 """Characters of a line that are sent in a beat."""
 _RANK_IN_LINE = re.compile(r'"rank":\s*(\d+)|\[rank\s?(\d+)\]', re.IGNORECASE)
@@ -61,8 +61,10 @@ class LogTail:
             self._save_cursors()
 
     def poll(self, max_bytes: int) -> list[LogHit]:
-        """Read about ``max_bytes`` of new text, of each file its share; returns the lines that
-        matched a rule, those of a file oldest first."""
+        """Read about ``max_bytes`` of new text; return the lines that matched a rule.
+
+        Each file gets its share of the bytes. The lines of a file are oldest first.
+        """
         hits: list[LogHit] = []
         unread = sorted(self._unread(), key=lambda one: one[1])
         left = max_bytes
@@ -128,8 +130,10 @@ class LogTail:
 
 
 def mark_read(folder: Path, pattern: str, cursors: Path) -> None:
-    """Count the present content of the logs as read, whatever a tail with these ``cursors`` had
-    reached: what it finds from now on was written later.
+    """Count the present content of the logs as read.
+
+    It does not matter what a tail with these ``cursors`` had reached: what it finds from now on was
+    written later.
 
     Raises:
         OSError: ``cursors`` cannot be written.
