@@ -1,5 +1,7 @@
 """Deterministic token batches through shared memory, read once per node.
-Names load on first use."""
+
+Names load on first use.
+"""
 
 from __future__ import annotations
 

@@ -1,5 +1,7 @@
-"""Batches for a training loop: numpy views into the node's ring, or filled
-in process; bit-equal."""
+"""Batches for a training loop: numpy views into the node's ring, or filled in process.
+
+Both ways give equal bits.
+"""
 
 from __future__ import annotations
 
@@ -103,8 +105,10 @@ class DataClient:
 
     @property
     def fingerprint(self) -> str:
-        """Fingerprint of the data and version of their order: store it in a checkpoint and pass it
-        in the next ``spec``, which then continues in this order and refuses other data.
+        """Fingerprint of the data and version of their order.
+
+        Store it in a checkpoint and pass it in the next ``spec``, which then continues in this
+        order and refuses other data.
         """
         return self._source.fingerprint
 
@@ -179,8 +183,10 @@ class DataClient:
         )
 
     def close(self) -> None:
-        """Release everything, without waiting. The last reader has the ring
-        removed. May be repeated."""
+        """Release everything, without waiting; may be repeated.
+
+        The last reader has the ring removed.
+        """
         if not self._is_closed:
             self._is_closed = True
             if os.getpid() == self._pid:  # a fork holds nothing

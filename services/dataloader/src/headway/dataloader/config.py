@@ -1,5 +1,4 @@
-"""What can be set about data: the table ``[data]`` of a run, and the
-specification of one stream."""
+"""The settings of data: the table ``[data]`` of a run, and the specification of one stream."""
 
 from __future__ import annotations
 

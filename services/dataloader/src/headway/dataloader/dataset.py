@@ -64,8 +64,10 @@ class Meta(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Dataset:
-    """A prepared folder, or the prefix of a Megatron ``.bin``/``.idx`` pair
-    (training split only)."""
+    """A prepared folder, or the prefix of a Megatron ``.bin``/``.idx`` pair.
+
+    A single pair has a training split only.
+    """
 
     def __init__(self, path: str | Path) -> None:
         """Detect what ``path`` is; the token files are opened by ``split``.

@@ -55,7 +55,7 @@ class BlockHasher:
                 self._end_block()
 
     def finish(self) -> Digests:
-        """Of all blocks, the last one included."""
+        """Return the digests of all blocks, the last one included."""
         if self._room < BLOCK_BYTES:
             self._end_block()
         return np.array(self._found, dtype="<u8")

@@ -48,8 +48,10 @@ class Stream:
 
     @property
     def owner(self) -> str:
-        """The process that reads the stream, or has asked for it, as ``p<pid>-<start ticks>``; ""
-        if that is unknown or several do."""
+        """The process that reads the stream, or has asked for it, as ``p<pid>-<start ticks>``.
+
+        It is "" if that is unknown or several processes read.
+        """
         if self.writer.num_readers > 1 or self.is_closed:
             return ""
         holder = self.writer.reader_process(0)
@@ -89,8 +91,10 @@ class Stream:
         self._unmap_if_closed()
 
     def status(self) -> StreamStatus | None:
-        """The status; None if closed meanwhile, the last known one while a slow
-        slot is being filled."""
+        """Return the status, or None if the stream was closed meanwhile.
+
+        While a slow slot is being filled, it is the last known status.
+        """
         if self._lock.acquire(timeout=_STATUS_WAIT_S):
             try:
                 if not self.is_closed:
@@ -112,8 +116,10 @@ class Stream:
         )
 
     def _unmap_if_closed(self) -> None:
-        """Done by whichever thread comes last: one sets the flag before it tries the lock, the
-        other releases the lock before it reads the flag.
+        """Unmap the ring if the stream is closed and its lock is free.
+
+        Whichever thread comes last does it: one sets the flag before it tries the lock, the other
+        releases the lock before it reads the flag.
         """
         if self.is_closed and self._lock.acquire(blocking=False):
             if self._is_unlinked:  # again, since a failing slot may have written it meanwhile

@@ -65,8 +65,10 @@ class Index:
         self.num_tokens = int(self.lengths.sum(dtype=np.int64))
 
     def past(self, num_bytes: int) -> tuple[int, int]:
-        """The end of the last sequence in bytes, and the first sequence that ends after
-        ``num_bytes``, -1 if none does."""
+        """Return the end of the last sequence, and the first one that ends after ``num_bytes``.
+
+        The end is in bytes. The sequence's number is -1 if none ends after ``num_bytes``.
+        """
         last, first = 0, -1
         for at in range(0, self.lengths.size, _AT_ONCE):
             lengths = self.lengths[at : at + _AT_ONCE].astype(np.int64)

@@ -24,8 +24,10 @@ Indices = npt.NDArray[Any]
 
 
 def samples_per_epoch(num_tokens: int, seq_len: int) -> int:
-    """Number of samples of ``seq_len`` + 1 tokens, overlapping by one, in an epoch;
-    without a partial one."""
+    """Number of samples in an epoch, without a partial one.
+
+    A sample has ``seq_len`` + 1 tokens, and neighbours overlap by one token.
+    """
     return max(0, (num_tokens - 1) // seq_len)
 
 
@@ -52,8 +54,10 @@ class SampleOrder:
         num_samples: int,
         epoch: int = 0,
     ) -> None:
-        """Build the indices: O(samples), once. ``epoch`` above 0: the generator is seeded with it
-        too, for a later epoch of an endless order, which Megatron does not have.
+        """Build the indices, once, in O(samples).
+
+        With ``epoch`` above 0 the generator is seeded with it too, for a later epoch of an endless
+        order, which Megatron does not have.
 
         Raises:
             InputError: the sequences contain no token at all.
@@ -123,8 +127,10 @@ class SampleOrder:
         return int(self.shuffle_index.size)
 
     def pieces(self, sample: int) -> list[tuple[int, int, int]]:
-        """(sequence, first token, end token) of each piece of ``sample``,
-        together seq_len + 1 tokens."""
+        """Return (sequence, first token, end token) of each piece of ``sample``.
+
+        The pieces have seq_len + 1 tokens together.
+        """
         row = int(self.shuffle_index[sample])
         (position, start), (last, stop) = self.sample_index[row : row + 2].tolist()
         sequences = self.document_index[position : last + 1]

@@ -51,8 +51,11 @@ def record(data: str, version: int) -> str:
 
 
 def order_of_run(fingerprint: str, step: int) -> str:
-    """What a stream names to have the order of a run that has recorded ``fingerprint`` after
-    ``step`` steps, whatever its data are. A run that has recorded none by then has version 1."""
+    """Return what a stream names to have the order of a run, whatever its data are.
+
+    The run has recorded ``fingerprint`` after ``step`` steps. A run that has recorded none by then
+    has version 1.
+    """
     return record("", version_of(fingerprint) if fingerprint or not step else 1)
 
 

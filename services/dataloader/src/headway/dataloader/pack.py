@@ -26,8 +26,9 @@ class EndOfOrderError(InputError):
 
 
 class Packer:
-    """Sample number -> seq_len + 1 tokens, a pure function of (token file,
-    seq_len, seed, num_samples, version).
+    """Maps a sample number to its seq_len + 1 tokens.
+
+    The mapping is a pure function of (token file, seq_len, seed, num_samples, version).
 
     With ``num_samples`` above 0 the order is Megatron's for a run of that many samples. With 0 it
     is endless: each epoch has an order of its own, see ``order_versions``, so that a longer run
@@ -48,7 +49,9 @@ class Packer:
         vocab_size: int | None = None,
         build: BuildOrder = in_process,
     ) -> None:
-        """``vocab_size``: higher ids count as damage; None allows all of int32. ``build`` makes the
+        """Prepare to read samples of ``tokens``.
+
+        ``vocab_size``: higher ids count as damage; None allows all of int32. ``build`` makes the
         order of an epoch.
 
         Raises:
@@ -99,8 +102,9 @@ class Packer:
         return self._may_be_negative and bool(ids.min() < 0)
 
     def find(self, sample: int) -> tuple[SampleOrder, int]:
-        """The order of ``sample``'s epoch and its position there; readers of the
-        epoch keep it alive.
+        """Return the order of ``sample``'s epoch and the position of the sample in it.
+
+        Readers of the epoch keep its order alive.
 
         Raises:
             EndOfOrderError: past ``num_samples``.

@@ -41,8 +41,10 @@ def ring_path(shm_dir: Path, spec: StreamSpec) -> Path:
 
 
 class Prefetcher:
-    """All rings of a node. ``open``, ``close`` and ``adopt`` are called by one thread; ``start``
-    begins the filling one.
+    """All rings of a node.
+
+    ``open``, ``close`` and ``adopt`` are called by one thread; ``start`` begins the one that fills
+    the rings.
     """
 
     def __init__(self, shm_dir: Path) -> None:

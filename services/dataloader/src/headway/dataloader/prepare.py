@@ -54,10 +54,10 @@ class Prepared:
 def prepare(
     config: DataConfig, *, force: bool = False, cache: Path | None = None, say: Say | None = None
 ) -> Prepared:
-    """Create ``config.path`` from ``config.source``; repeating it with equal text and
-    settings is a no-op.
+    """Create ``config.path`` from ``config.source``.
 
-    ``cache`` keeps downloads (default ``~/.cache/headway``); ``say`` receives a line per stage.
+    Repeating it with equal text and settings is a no-op. ``cache`` keeps downloads (default
+    ``~/.cache/headway``); ``say`` receives a line per stage.
 
     Raises:
         InputError: no such source, a folder that cannot be written, or one that holds something
@@ -97,8 +97,10 @@ def prepare(
 
 
 def unigram_nats(train: npt.NDArray[np.int64], validation: npt.NDArray[np.int64]) -> float:
-    """Cross-entropy per validation token under training unigrams, nats; counts per
-    id, add-one smoothed."""
+    """Return the cross-entropy per validation token under training unigrams, in nats.
+
+    Both arguments are counts per id; those of training are smoothed by adding one to each.
+    """
     log_p = np.log((train + 1) / (train.sum() + train.size))
     return float(-(validation * log_p).sum() / validation.sum())
 

@@ -38,7 +38,7 @@ class SampleReader:
         self._tokens, vocab_size = open_tokens(spec)
         self._packer = make_packer(spec, self._tokens, vocab_size)
         self.fingerprint = recorded(spec, self._tokens)
-        """Of the data, as ``DataClient.fingerprint``."""
+        """Fingerprint of the data and version of their order, as in ``DataClient.fingerprint``."""
 
     @property
     def samples_per_epoch(self) -> int:

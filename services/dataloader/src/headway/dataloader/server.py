@@ -34,8 +34,10 @@ _ADOPT_PERIOD_S = 0.5  # a predecessor may still be ending when its successor st
 
 
 class Dataloader:
-    """Handlers over a ``Prefetcher``; ``finish_opening`` is to be called when ``opened_fd`` is
-    readable."""
+    """Handlers over a ``Prefetcher``.
+
+    ``finish_opening`` is to be called when ``opened_fd`` is readable.
+    """
 
     def __init__(self, prefetcher: Prefetcher) -> None:
         self.prefetcher = prefetcher

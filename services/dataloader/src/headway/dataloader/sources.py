@@ -46,8 +46,10 @@ LARGE_BYTES = 8 << 20
 
 @dataclass(frozen=True)
 class Document:
-    """One text and the key that decides its split: a path relative to the
-    source, or file and line."""
+    """One text and the key that decides its split.
+
+    The key is a path relative to the source, or file and line.
+    """
 
     key: str
     text: str
@@ -137,8 +139,9 @@ class Source:
 
 
 def read_source(source: str, *, cache: Path | None = None) -> Source:
-    """The documents of ``source``: ``stdlib``, ``debian-docs``, a folder, a
-    text file or ``.jsonl``.
+    """Return the documents of ``source``.
+
+    The source is ``stdlib``, ``debian-docs``, a folder, a text file or ``.jsonl``.
 
     Raises:
         InputError: there is no such path, or ``debian-docs`` cannot be fetched.
@@ -215,8 +218,10 @@ def _pages(folders: dict[str, Path]) -> Iterator[tuple[str, Path]]:
 
 
 def _unpacked(package: str, cache: Path) -> Path:
-    """The folder with the package's files, downloaded and unpacked at first
-    use, never installed."""
+    """Return the folder with the package's files.
+
+    They are downloaded and unpacked at first use, never installed.
+    """
     folder = cache / package
     if folder.is_dir():
         return folder

@@ -28,7 +28,7 @@ class CorpusHash:
         return sum(chars for chars, _ in sizes)
 
     def hexdigest(self) -> str:
-        """Of all documents so far."""
+        """Return the digest of all documents so far."""
         return self._digest.hexdigest()
 
 
@@ -43,7 +43,7 @@ class Splits:
     documents: Iterable[AnyDocument]
     fraction: float
     num_chars: int
-    """Of all texts."""
+    """Number of characters in all texts."""
     corpus_sha256: str
     counts: dict[str, int]
     """Documents per split."""
@@ -92,8 +92,10 @@ def _split(place: float, fraction: float) -> str:
 
 
 def _place(key: str) -> float:
-    """Position of the document in [0, 1) by SHA-256 of its key, so other
-    documents do not change it."""
+    """Return the position of the document in [0, 1), from the SHA-256 of its key.
+
+    It does not depend on the other documents.
+    """
     return (
         int.from_bytes(hashlib.sha256(key.encode("utf-8", "surrogateescape")).digest()[:6], "big")
         / 2**48

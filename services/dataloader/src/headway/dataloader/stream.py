@@ -38,8 +38,10 @@ def slot_bytes(spec: StreamSpec) -> int:
 
 
 def slot_views(spec: StreamSpec, payload: memoryview) -> tuple[Tokens, Mask]:
-    """(tokens int32 [micro_batch_size, seq_len + 1], mask uint8 [micro_batch_size,
-    seq_len]) in ``payload``.
+    """Return views of the tokens and the mask in ``payload``.
+
+    The tokens are int32 [micro_batch_size, seq_len + 1], the mask is uint8 [micro_batch_size,
+    seq_len].
     """
     rows, columns = spec.micro_batch_size, spec.seq_len + 1
     tokens = np.frombuffer(payload, np.int32, rows * columns).reshape(rows, columns)
@@ -76,8 +78,10 @@ def num_slots(spec: StreamSpec) -> int | None:
 
 
 def check(spec: StreamSpec) -> None:
-    """Raises ConfigError naming the first invalid value of ``spec``, InputError
-    for an unknown split or order.
+    """Check that every value of ``spec`` is valid.
+
+    Raises:
+        ConfigError: names the first invalid value. InputError: an unknown split or order.
     """
     version_of(spec.fingerprint)
     if spec.split not in SPLITS:
@@ -187,8 +191,10 @@ def refuse_changed(spec: StreamSpec, found: str) -> None:
 
 
 def recorded(spec: StreamSpec, tokens: TokenFile) -> str:
-    """What a reader of ``spec`` keeps to continue: the fingerprint of the data with the version of
-    the order."""
+    """Return what a reader of ``spec`` keeps to continue.
+
+    It is the fingerprint of the data with the version of the order.
+    """
     return record(tokens.fingerprint(), version_of(spec.fingerprint))
 
 

@@ -49,10 +49,10 @@ class Tokenizer:
 
     @classmethod
     def train(cls, texts: Iterable[str], vocab_size: int) -> Tokenizer:
-        """Train a byte-level BPE (GPT-2's scheme) of ``vocab_size`` tokens, or
-        fewer for little text.
+        """Train a byte-level BPE (GPT-2's scheme) of ``vocab_size`` tokens.
 
-        Equal texts in equal order give equal files, whatever the number of cores.
+        Little text gives fewer tokens. Equal texts in equal order give equal files, whatever the
+        number of cores.
 
         Raises:
             InputError: ``vocab_size`` is too small for the 256 bytes and the special token.
@@ -108,8 +108,10 @@ class Tokenizer:
         return cls(fast, end or end_beside(path) or _only_end(fast, path))
 
     def save(self, path: Path) -> None:
-        """Write ``tokenizer.json`` (readable by Hugging Face
-        ``tokenizers`` and ``transformers``)."""
+        """Write ``tokenizer.json``.
+
+        Hugging Face ``tokenizers`` and ``transformers`` can read it.
+        """
         path.write_text(self._fast.to_str(pretty=False), encoding="utf-8")
 
     @cached_property
@@ -118,8 +120,9 @@ class Tokenizer:
         return max(self._fast.get_vocab(with_added_tokens=True).values()) + 1
 
     def encode(self, text: str) -> list[int]:
-        """Token ids of ``text``, without end-of-text. A literal
-        ``<|endoftext|>`` becomes that token.
+        """Return the token ids of ``text``, without end-of-text.
+
+        A literal ``<|endoftext|>`` becomes that token.
         """
         return list(self._fast.encode(text, add_special_tokens=False).ids)
 
@@ -144,8 +147,10 @@ class Tokenizer:
         return fast
 
     def decode(self, tokens: Sequence[int]) -> str:
-        """The text of ``tokens``; end-of-text tokens are left out. Cut
-        characters show as U+FFFD."""
+        """Return the text of ``tokens``, without end-of-text tokens.
+
+        Cut characters show as U+FFFD.
+        """
         return str(self._fast.decode([int(token) for token in tokens]))
 
 

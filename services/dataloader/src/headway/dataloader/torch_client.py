@@ -15,8 +15,11 @@ _NUM_STAGES = 2  # one is copied while the next is written
 
 @dataclass(frozen=True, slots=True)
 class TorchBatch:
-    """``tokens`` and ``labels`` int64, ``mask`` bool, all [micro_batch_size, seq_len] on the
-    client's device; they belong to the caller. ``sample`` as in ``Batch``."""
+    """A batch of tensors on the client's device, which belong to the caller.
+
+    ``tokens`` and ``labels`` are int64, ``mask`` is bool, all [micro_batch_size, seq_len];
+    ``sample`` is as in ``Batch``.
+    """
 
     tokens: torch.Tensor
     labels: torch.Tensor

@@ -42,7 +42,7 @@ class Trouble(msgspec.Struct, frozen=True):
         return cls(error.code, text, remedy, is_transient, since_s)
 
     def error(self) -> HeadwayError:
-        """As an error to raise."""
+        """Return the trouble as an error to raise."""
         return _KINDS.get(self.code, HeadwayError)(self.message, remedy=self.remedy)
 
 
