@@ -1,5 +1,7 @@
-"""``python -m headway.ckpt_store``: the commands of ``headway ckpt``, and ``serve``,
-the daemon of a node."""
+"""Entry point of ``python -m headway.ckpt_store``.
+
+It has the commands of ``headway ckpt``, and ``serve``, the daemon of a node.
+"""
 
 from __future__ import annotations
 

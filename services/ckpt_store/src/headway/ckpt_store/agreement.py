@@ -21,8 +21,10 @@ _KINDS: dict[str, type[HeadwayError]] = {"C": CorruptError, "I": InputError, "H"
 
 
 def end_together(agree: Agree, rank: int, error: Exception | None) -> None:
-    """Return if no rank has an ``error``. Otherwise raise on every rank: its own error on a rank
-    that has one, on the others that of the lowest such rank, with its number.
+    """Return if no rank has an ``error``; otherwise raise on every rank.
+
+    A rank with an error raises its own. The others raise that of the lowest such rank, with its
+    number.
 
     Raises:
         CorruptError, InputError, HeadwayError: what another rank raised; HeadwayError also stands

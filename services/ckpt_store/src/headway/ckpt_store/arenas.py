@@ -32,8 +32,10 @@ class Arenas:
         self._slots: dict[Slot, tuple[Arena, SlotInfo]] = {}
 
     def look(self, *, keep_mapped: bool) -> frozenset[int]:
-        """Follow the files; returns the ranks. While ``keep_mapped`` nothing is unmapped: the disk
-        thread may be reading."""
+        """Follow the files of the arenas and return the ranks that have one.
+
+        While ``keep_mapped`` nothing is unmapped: the disk thread may be reading.
+        """
         self._follow_files()
         if not keep_mapped:
             for arena in self._gone:
@@ -42,8 +44,10 @@ class Arenas:
         return frozenset(arena.rank for _, arena in self._open.values())
 
     def slots(self, also: Key | None = None) -> tuple[Slot, ...]:
-        """The snapshots to flush: those that ranks want, and with ``also`` those of that step and
-        generation."""
+        """Return the snapshots to flush.
+
+        They are those that ranks want, and with ``also`` those of that step and generation.
+        """
         self._slots = {
             Slot(info.step, info.generation, arena.rank, info.seal): (arena, info)
             for path, (_, arena) in list(self._open.items())
@@ -85,8 +89,11 @@ class Arenas:
                 arena.release(info)
 
     def snapshot(self, slot: Slot) -> Snapshot | None:
-        """The bytes of ``slot``, None if it is gone. Raises CorruptError for
-        an unreadable layout."""
+        """Return the snapshot in ``slot``, or None if it is gone.
+
+        Raises:
+            CorruptError: its layout is unreadable.
+        """
         if slot not in self._slots:
             return None
         arena, info = self._slots[slot]

@@ -47,7 +47,7 @@ class Attempt:
 
     @property
     def key(self) -> tuple[int, int]:
-        """(step, generation)"""
+        """The attempt's (step, generation)."""
         return (self.step, self.generation)
 
     @property

@@ -159,8 +159,11 @@ def _newest_up_to(
     read: Read,
     kept: tuple[int, Any] = (-1, None),
 ) -> tuple[int, Any, CorruptError | None, Exception | None]:
-    """(number, state) of the newest one up to ``bound``, -1 without one; why one was passed over;
-    and an error that does not concern the checkpoints. ``kept`` was read before."""
+    """Find and read the newest checkpoint up to ``bound``.
+
+    Returns its number, -1 if there is none, and its state; why one was passed over; and an error
+    that does not concern the checkpoints. ``kept`` was read before.
+    """
     problem: CorruptError | None = None
 
     def search() -> tuple[int, Any]:

@@ -80,8 +80,7 @@ log = get_logger("checkpoints")
 
 
 class CheckpointClient:
-    """Saves and restores one process's state: ``save(step, state)``,
-    ``restore() -> (step, state)``.
+    """Saves and restores a process's state: ``save(step, state)``, ``restore() -> (step, state)``.
 
     ``target`` is a checkpoints folder or the endpoint of a daemon. ``rank`` and ``world_size``
     select the part of the state that this process saves: a step counts once all ranks have saved
@@ -254,8 +253,7 @@ class CheckpointClient:
             time.sleep(POLL_S)
 
     def close(self) -> None:
-        """Release the daemon connection and the buffer; the daemon still
-        flushes what is pending."""
+        """Release the connection and the buffer; the daemon still flushes what is pending."""
         self._folder.close()
         self._generations.close()
         if self._incarnation is not None:
@@ -344,8 +342,7 @@ class CheckpointClient:
             raise InputError(f"{info.path}: {error.message}", remedy=error.remedy) from None
 
     def _with_note(self, error: DamagedShardError) -> CorruptError:
-        """Record the damage in the folder, so that after a restart all ranks
-        skip that checkpoint."""
+        """Record the damage in the folder; after a restart all ranks skip that checkpoint."""
         path = error.folder / damaged_name(self.rank)
         if self._read_only or not self._files.leave_note(path, error.message):
             return error

@@ -1,5 +1,7 @@
-"""The shared-memory side of ``CheckpointClient``: one arena of this process, flushed
-by the node's daemon."""
+"""The shared-memory side of ``CheckpointClient``.
+
+It is one arena of this process, flushed by the node's daemon.
+"""
 
 from __future__ import annotations
 
@@ -32,8 +34,9 @@ _LONGEST_SOCKET_NAME = 107
 
 
 class DaemonArena:
-    """Snapshots of ``rank`` for the daemon at ``endpoint``; the arena outlives this
-    object and this process.
+    """Snapshots of ``rank`` for the daemon at ``endpoint``.
+
+    The arena outlives this object and this process.
 
     Raises:
         DeadlineError: no daemon answers.
@@ -91,8 +94,14 @@ class DaemonArena:
         return ""
 
     def wait(self, step: int, timeout_s: float, is_complete: Callable[[int], bool]) -> None:
-        """Poll until ``is_complete(step)``, asked once the daemon has completed any such step.
-        Raises DeadlineError, at once if the daemon gave it up."""
+        """Poll until ``is_complete(step)``.
+
+        It is only asked once the daemon has completed ``step`` or a later step.
+
+        Raises:
+            DeadlineError: it took longer than ``timeout_s``; at once if the daemon gave the
+                step up.
+        """
         deadline_s = time.monotonic() + timeout_s
         while (status := self._status()).complete_step < step or not is_complete(step):
             if status.last_step == step:
@@ -119,8 +128,10 @@ class DaemonArena:
         return self._client.call(StoreStatus(), StoreStatusReply)
 
     def _sound(self) -> Arena | None:
-        """The arena, claimed: below one of another shape is replaced. None if there is none; a file
-        that is damaged is removed."""
+        """Return the arena, claimed, or None if there is none.
+
+        A file that is damaged is removed. An arena of another shape is replaced by ``_fitting``.
+        """
         try:
             if self._arena is not None:
                 self._arena.check()
@@ -185,8 +196,11 @@ class DaemonArena:
 
 
 def _absolute(endpoint: str) -> str:
-    """The endpoint with an absolute path, since the socket is connected again after a restart of
-    the daemon, wherever the working folder is by then."""
+    """Return the endpoint with an absolute path.
+
+    The socket is connected again after a restart of the daemon, wherever the working folder is by
+    then.
+    """
     scheme, _, name = endpoint.partition("://")
     if scheme != "ipc" or name.startswith("@"):
         return endpoint

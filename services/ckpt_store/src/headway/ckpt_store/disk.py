@@ -62,14 +62,18 @@ class Disk:
         self.thread = SideThread("ckpt-disk")
         self._files, self._handle = files, handle
         self._incarnation = ""
-        """Of the snapshot flushed last: an attempt given up is dropped before the
-        next one is flushed."""
+        """Incarnation of the snapshot flushed last.
+
+        An attempt given up is dropped before the next one is flushed, so this is its own.
+        """
         self._deep = config.verify_before_remove == "digests"
         self._is_look_ordered = False
 
     def submit(self, job: Job, snapshot: Snapshot | None = None) -> None:
-        """Order a job; ``snapshot`` belongs to ``FlushSlot``. Answered by Done or
-        JobFailed, then FolderSeen."""
+        """Order a job; ``snapshot`` belongs to ``FlushSlot``.
+
+        It is answered by Done or JobFailed, then FolderSeen.
+        """
         self._order(partial(self._carry_out, job, snapshot))
         self._order(self._list)
 
@@ -80,8 +84,10 @@ class Disk:
             self._order(self._list)
 
     def close(self, limit_s: float = CLOSE_LIMIT_S) -> bool:
-        """Finish the jobs on order and end the thread; False if that took too long (then the
-        next start cleans up)."""
+        """Finish the jobs on order and end the thread; False if that took too long.
+
+        The next start then cleans up.
+        """
         return self.thread.close(limit_s)
 
     def _order(self, work: Callable[[], Event]) -> None:
@@ -162,8 +168,9 @@ def drop_parts(
     *,
     note: str | None = None,
 ) -> None:
-    """Remove what ``ranks`` wrote for an attempt that will not be completed; one whose parts
-    are all there stays.
+    """Remove what ``ranks`` wrote for an attempt that will not be completed.
+
+    An attempt whose parts are all there stays.
 
     With a ``note``, the incarnation of the parts, the other nodes learn of it, if the
     disk takes the note.

@@ -32,12 +32,12 @@ _libc.fallocate.argtypes = (ctypes.c_int, ctypes.c_int, ctypes.c_int64, ctypes.c
 
 
 class NewFile:
-    """A file being written front to back, past the page cache where the file system
-    and alignment allow.
+    """A file being written front to back, past the page cache where possible.
 
-    O_DIRECT is worth 1.6x over buffered writes on a virtio disk, and it reads straight from the
-    shared memory of an arena: no second copy. It is dropped for good at the first piece that is not
-    a whole number of pages (normally the tail), or when the file system refuses it.
+    O_DIRECT, where the file system and alignment allow it, is worth 1.6x over buffered writes on a
+    virtio disk, and it reads straight from the shared memory of an arena: no second copy. It is
+    dropped for good at the first piece that is not a whole number of pages (normally the tail), or
+    when the file system refuses it.
     """
 
     def __init__(self, path: Path, nbytes: int) -> None:
@@ -76,9 +76,11 @@ class NewFile:
                 self._drop_direct()
 
     def settle(self) -> None:
-        """Force what was written so far to the disk, if it lies in the page cache: one
-        fsync of many gigabytes at the end would look like a disk that hangs. A failure is
-        final, as with ``sync``."""
+        """Force what was written so far to the disk, if it lies in the page cache.
+
+        One fsync of many gigabytes at the end would look like a disk that hangs. A failure is
+        final, as with ``sync``.
+        """
         if not self._direct:
             os.fdatasync(self._fd)
 
@@ -132,16 +134,20 @@ class Files:
         return NewFile(path, nbytes)
 
     def temporary(self, path: Path) -> Path:
-        """The temporary name under which this owner writes ``path``; a
-        leftover is removed first."""
+        """Return the temporary name under which this owner writes ``path``.
+
+        A leftover is removed first.
+        """
         draft = path.with_name(f".{path.name}.{self.owner}.tmp")
         with contextlib.suppress(FileNotFoundError):
             self.remove(draft)
         return draft
 
     def write_whole(self, path: Path, data: bytes) -> Path:
-        """Write and sync ``data`` under a temporary name of ``path``; returns
-        that name for renaming."""
+        """Write and sync ``data`` under a temporary name of ``path``.
+
+        Returns that name, for renaming.
+        """
         draft = self.temporary(path)
         file = self.create(draft, len(data))
         try:
@@ -227,11 +233,10 @@ class Files:
 
 
 def allocate(fd: int, nbytes: int) -> None:
-    """Reserve ``nbytes`` for an empty file if the file system can; NFS before 4.2,
-    for example, cannot.
+    """Reserve ``nbytes`` for an empty file if the file system can.
 
-    ``posix_fallocate`` would write into every page there, one by one, and fail on
-    an O_DIRECT descriptor.
+    NFS before 4.2, for example, cannot. ``posix_fallocate`` would write into every page there, one
+    by one, and fail on an O_DIRECT descriptor.
 
     Raises:
         OSError: no space, or an error of the disk.

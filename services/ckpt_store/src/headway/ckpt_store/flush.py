@@ -186,12 +186,13 @@ def write_shard(
 
 
 def write_manifest(files: Files, folder: Path) -> bytes:
-    """Commit ``folder``: write MANIFEST.json and return its bytes. Idempotent,
-    also with two daemons.
+    """Commit ``folder``: write MANIFEST.json and return its bytes.
+
+    It is idempotent, also with two daemons.
 
     Raises:
-        CorruptError: a part or a blob is missing, truncated, or of another run.
-            OSError: from the disk.
+        CorruptError: a part or a blob is missing, truncated, or of another run. OSError: from the
+            disk.
     """
     parts = _read_parts(folder)
     for part, _ in parts:

@@ -78,8 +78,10 @@ def is_superseded(step: int, generation: int, marks: Mapping[int, int]) -> bool:
 
 
 def look(checkpoints: Path) -> FolderView:
-    """List a checkpoints folder (which need not exist), again if a step is removed meanwhile.
-    Reads names, and one part file per incomplete step, or all of them once they exist."""
+    """List a checkpoints folder, which need not exist; repeat it if a step is removed meanwhile.
+
+    It reads names, and one part file per incomplete step, or all of them once they exist.
+    """
     for _ in range(LISTINGS):
         view, is_changed = _listing(checkpoints)
         if not is_changed:
@@ -145,7 +147,10 @@ def complete(
 def _open_all(
     checkpoints: Path, candidates: list[Attempt], with_damaged: bool, all_readable: bool
 ) -> tuple[list[CheckpointInfo], bool]:
-    """As ``complete``; and whether one was removed meanwhile, so that newer ones may exist."""
+    """Open ``candidates``, newest first, as ``complete`` does.
+
+    Also returns whether one was removed meanwhile, so that newer ones may exist.
+    """
     found, problem = [], None
     for attempt in sorted(candidates, key=lambda a: a.key, reverse=True):
         if attempt.is_damaged and not with_damaged:
@@ -172,11 +177,11 @@ def newest(
     max_step: int | None = None,
     without: Collection[int] = (),
 ) -> CheckpointInfo | None:
-    """The complete checkpoint to restore: the newest step, and for equal steps
-    the newest generation.
+    """Return the complete checkpoint to restore, or None.
 
-    Checkpoints made obsolete by a newer generation (``mark_generation``) do not count.
-    ``world_size`` and ``max_step`` narrow the choice; ``without`` names steps that proved corrupt.
+    It has the newest step, and for equal steps the newest generation. Checkpoints made obsolete by
+    a newer generation (``mark_generation``) do not count. ``world_size`` and ``max_step`` narrow
+    the choice; ``without`` names steps that proved corrupt.
 
     Raises:
         CorruptError: there are manifests, but none can be read.
@@ -213,8 +218,10 @@ def open_checkpoint(checkpoints: Path, step: int, generation: int) -> Checkpoint
 
 
 def has_vanished(info: CheckpointInfo) -> bool:
-    """Whether the checkpoint was removed, or replaced by another of its name, since it was listed:
-    then an error of reading it is not a sign of damage."""
+    """Whether the checkpoint was removed, or replaced by another of its name, since it was listed.
+
+    If so, an error of reading it is not a sign of damage.
+    """
     path = info.path / MANIFEST_NAME
     try:
         return decode_manifest(path.read_bytes(), path) != info.manifest
@@ -225,8 +232,10 @@ def has_vanished(info: CheckpointInfo) -> bool:
 
 
 def find(checkpoints: Path, step: int | None = None) -> CheckpointInfo:
-    """The newest checkpoint, or the newest of ``step``, even of a superseded generation; for
-    commands: bad input is an InputError.
+    """Return the newest checkpoint, or the newest of ``step``.
+
+    The newest of ``step`` may be of a superseded generation. Commands call this, so bad input is an
+    InputError.
 
     Raises:
         InputError: no such folder or checkpoint. CorruptError: as ``newest``.

@@ -78,8 +78,11 @@ class Incarnation:
         self.has_joined = True
 
     def may_be_held(self) -> bool:
-        """Whether a process saves as this rank: False only if none is recorded, or one of this host
-        that has ended. This process counts, and so does any of another host or container."""
+        """Whether a process may be saving as this rank.
+
+        False only if none is recorded, or one of this host that has ended. This process counts, and
+        so does any of another host or container.
+        """
         holder = self._read(self._rank)
         return holder is not None and holder.may_be_alive()
 
@@ -95,7 +98,10 @@ class Incarnation:
         return holder is None or self._is_ours(holder)
 
     def _is_ours(self, holder: Holder) -> bool:
-        """With one rank, several clients of one process may coexist."""
+        """Whether ``holder`` is this client or, with one rank, any client of this process.
+
+        With one rank, several clients of one process may coexist.
+        """
         if holder.token == self._own.token:
             return True
         return self._world_size == 1 and holder.is_process_of(self._own)

@@ -268,8 +268,11 @@ def decode_manifest(raw: bytes, where: Path | str) -> Manifest:
 
 
 def mark_bytes(generation: int, restart_step: int) -> bytes:
-    """The bytes of ``generation-<g>.json``: ``generation`` continued from ``restart_step``, so
-    later steps of older generations are superseded."""
+    """Return the bytes of ``generation-<g>.json``.
+
+    They record that ``generation`` continued from ``restart_step``, so later steps of older
+    generations are superseded.
+    """
     return _json({"generation": generation, "restart_step": restart_step, "schema": SCHEMA})
 
 

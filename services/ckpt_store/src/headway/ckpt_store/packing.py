@@ -15,8 +15,13 @@ ALIGN_BYTES = 64
 
 
 def leaves_of(state: Any, *, is_outline: bool = False) -> Flat:
-    """The state's arrays and tensors by path, and a description of the rest; with ``is_outline``
-    without the tensors' bytes. Raises InputError."""
+    """Return the state's arrays and tensors by path, and a description of the rest.
+
+    With ``is_outline`` the bytes of tensors are left out.
+
+    Raises:
+        InputError: see ``flatten``.
+    """
     return flatten(state, _outline_of_tensor if is_outline else _leaf_of_tensor)
 
 

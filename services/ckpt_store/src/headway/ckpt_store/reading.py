@@ -41,8 +41,9 @@ def read_file(path: Path) -> bytes:
 
 
 def attempt(read: Callable[[], T], path: Path, offset: int | None = None) -> T:
-    """Call ``read``, a read of ``path``, and repeat it if the disk fails or the file is missing
-    from a checkpoint that is still there.
+    """Call ``read``, a read of ``path``, and repeat it if the disk fails.
+
+    It is also repeated if the file is missing from a checkpoint that is still there.
 
     Raises:
         CorruptError: the file is missing. UnreadableError: the disk repeatedly failed to read it.

@@ -61,8 +61,11 @@ _log = structlog.get_logger(__name__)
 
 @dataclass(frozen=True)
 class ServeOptions:
-    """Where a daemon works. ``world_size`` says whether the arenas here are those of all ranks;
-    for a checkpoint the layout of its step decides."""
+    """Where a daemon works.
+
+    ``world_size`` shows whether the arenas here are those of all ranks; for a checkpoint the layout
+    of its step decides.
+    """
 
     endpoint: str
     shm_dir: Path

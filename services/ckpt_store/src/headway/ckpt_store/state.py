@@ -378,8 +378,7 @@ def _drop_dead(state: State, dead: list[Key]) -> Job | None:
 
 
 def _incomplete(state: State, job: Job) -> list[Action]:
-    """The report about an attempt that is removed because some rank never
-    wrote its part, nor why."""
+    """Report an attempt that is removed because some rank wrote neither its part nor a reason."""
     if not isinstance(job, Remove | DropParts) or state.view is None:
         return []
     is_known = job.gave_up if isinstance(job, DropParts) else job.key in state.given_up

@@ -1,5 +1,7 @@
-"""Observes whether the node's checkpoint store makes progress, to decide how
-long to wait for it."""
+"""Observes whether the node's checkpoint store makes progress.
+
+What it observes decides how long to wait for the store.
+"""
 
 from __future__ import annotations
 

@@ -51,7 +51,7 @@ class _Tensor:
 
     @property
     def local_shape(self) -> tuple[int, ...]:
-        """Of one tensor-parallel shard."""
+        """Shape of one tensor-parallel shard."""
         shape = list(self.shape)
         if self.tp_dim is not None:
             shape[self.tp_dim] //= self.tp_size

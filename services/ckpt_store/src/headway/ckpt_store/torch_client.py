@@ -49,7 +49,7 @@ def to_leaf(value: Any) -> Leaf | None:
 
 
 def outline(value: Any) -> Leaf | None:
-    """As ``to_leaf``, without the bytes: nothing is read or copied.
+    """Describe a tensor as ``to_leaf`` does, without reading or copying its bytes.
 
     Raises:
         InputError: a tensor that cannot be kept: a DTensor or another subclass, one that is sparse,

@@ -24,8 +24,10 @@ _LONGEST_INT_BITS = 10_000
 
 @dataclass(frozen=True)
 class Leaf:
-    """An array of a state: its bytes (1-D uint8), their dtype and shape, and ``numpy``, ``scalar``
-    (a number of numpy) or ``torch``."""
+    """An array of a state: its bytes (1-D uint8), their dtype and shape, and its kind.
+
+    The kind is ``numpy``, ``scalar`` (a number of numpy) or ``torch``.
+    """
 
     data: npt.NDArray[np.uint8]
     dtype: str

@@ -26,11 +26,10 @@ def apply_retention(
     files: Files | None = None,
     own: Collection[Key] = (),
 ) -> list[Path]:
-    """Remove complete checkpoints beyond the newest ``keep``, except pinned ones and ``own``;
-    returns their folders.
+    """Remove complete checkpoints beyond the newest ``keep``, and return their folders.
 
-    The newest is checked first, byte by byte with ``deep``; nothing is removed if it is damaged.
-    Several processes may do this at once.
+    Pinned ones and ``own`` stay. The newest is checked first, byte by byte with ``deep``; nothing
+    is removed if it is damaged. Several processes may do this at once.
 
     Raises:
         CorruptError: the newest checkpoint is damaged. OSError: from the disk.
@@ -60,9 +59,11 @@ def apply_retention(
 
 
 def clear_killed(files: Files, checkpoints: Path, rank: int) -> None:
-    """Free what a killed process left in the middle of saving as ``rank``: called before the
-    process that replaces it begins to save, if the other one has certainly ended. Works on a full
-    disk. Rank 0 also removes attempts that are empty. A file that cannot be removed stays.
+    """Free what a killed process left in the middle of saving as ``rank``.
+
+    It is called before the process that replaces it begins to save, if the other one has certainly
+    ended. It works on a full disk. Rank 0 also removes attempts that are empty. A file that cannot
+    be removed stays.
     """
     remove_leftovers(files, checkpoints)
     for attempt in look(checkpoints).attempts:
@@ -74,8 +75,11 @@ def clear_killed(files: Files, checkpoints: Path, rank: int) -> None:
 
 
 def clear_beyond(files: Files, checkpoints: Path, world_size: int) -> None:
-    """The same for ranks of an earlier, larger job: called by rank 0 at its first save, since a
-    client that never saves may be a look at the folder of a job that is running."""
+    """Free what was left in the middle of saving by ranks of an earlier, larger job.
+
+    Rank 0 calls it at its first save, since a client that never saves may only be looking at the
+    folder of a job that is running.
+    """
     for attempt in look(checkpoints).attempts:
         folder = checkpoints / step_dir_name(*attempt.key)
         gone = set() if attempt.is_complete else _ranks_beyond(folder, world_size) - attempt.ranks

@@ -86,8 +86,11 @@ def read_shard_into(
 def read_shard(
     info: CheckpointInfo, rank: int, *, progress: Callable[[int], object] = lambda _: None
 ) -> tuple[npt.NDArray[np.uint8], bytes]:
-    """The snapshot of ``rank`` in new memory, and its extra state.
-    Raises as ``read_shard_into``."""
+    """Return the snapshot of ``rank`` in new memory, and its extra state.
+
+    Raises:
+        CorruptError, InputError: as ``read_shard_into``.
+    """
     data = np.empty(read_part(info, rank).data_bytes, np.uint8)
     return data, read_shard_into(info, rank, data, progress=progress)
 
@@ -112,8 +115,10 @@ def read_chunk(path: Path, part: Part, number: int) -> bytearray:
 def check_part(
     info: CheckpointInfo, rank: int, *, progress: Callable[[int], bool] = lambda _: True
 ) -> None:
-    """Read every byte that ``rank`` wrote and compare digests, without keeping it. ``progress`` is
-    called with the bytes of each chunk that is sound; False ends the reading.
+    """Read every byte that ``rank`` wrote and compare digests, without keeping it.
+
+    ``progress`` is called with the number of bytes of each chunk that is sound; False ends the
+    reading.
 
     Raises:
         CorruptError: a digest, length or format is wrong, or the disk cannot read it.
@@ -173,8 +178,10 @@ def _problems_of_manifest(path: Path, parts: list[tuple[Part, bytes]]) -> list[P
 
 
 def _read_chunks(path: Path, part: Part, target: Callable[[int, int], memoryview]) -> Iterator[int]:
-    """Read and check the blob; ``target(start, stop)`` gives the memory for
-    those bytes of the data."""
+    """Read and check the blob; yields the number of bytes of each chunk.
+
+    ``target(start, stop)`` gives the memory for those bytes of the data.
+    """
     _check_length(path, part)
     fd = attempt(lambda: os.open(path, os.O_RDONLY | os.O_CLOEXEC), path)
     try:
