@@ -1,5 +1,7 @@
-"""``python -m headway.trainer``: the processes that compute. Heavy imports
-happen inside the commands."""
+"""Entry point of ``python -m headway.trainer``: the processes that compute.
+
+Heavy imports happen inside the commands.
+"""
 
 from __future__ import annotations
 

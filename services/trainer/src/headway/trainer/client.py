@@ -1,5 +1,8 @@
-"""What others import: resolve a configuration, move models from and to Hugging Face, and write
-texts with them. Torch is loaded when a function needs it."""
+"""The functions that other parts import.
+
+They resolve a configuration, move models from and to Hugging Face, and write texts with them. Torch
+is loaded when a function needs it.
+"""
 
 from __future__ import annotations
 

@@ -41,7 +41,7 @@ class DivergedError(RefusedError):
         )
 
     def with_way_back(self, clause: str) -> DivergedError:
-        """The same error with the checkpoint to go back to."""
+        """Return this error with the checkpoint to go back to, as named in ``clause``."""
         return DivergedError(
             self.first_step, self.last_step, self.loss, self.grad_norm, way_back=f" ({clause})"
         )
@@ -61,8 +61,10 @@ class SpikeError(RefusedError):
 
 
 class SpikeRollback(HeadwayError):
-    """A spike with ``train.on_spike = "rollback"``: the run goes back to a checkpoint and continues
-    with the data from position ``end`` on."""
+    """A spike with ``train.on_spike = "rollback"``.
+
+    The run goes back to a checkpoint and continues with the data from position ``end`` on.
+    """
 
     def __init__(self, step: int, spike: str, end: int) -> None:
         super().__init__(f"step {step} is a spike: {spike}")
@@ -74,8 +76,10 @@ class MemoryTooSmallError(RefusedError):
 
 
 class BadCheckpointError(CorruptError):
-    """The part of rank ``part`` in the checkpoint to be restored is damaged, missing or
-    unreadable on this node."""
+    """A part of the checkpoint to be restored cannot be read on this node.
+
+    The part of rank ``part`` is damaged, missing or unreadable.
+    """
 
     def __init__(self, error: CorruptError, *, step: int, rank: int, part: int, node: int) -> None:
         whose = "its part" if part == rank else f"the part of rank {part}"
@@ -87,8 +91,10 @@ class BadCheckpointError(CorruptError):
 
 
 class BadSnapshotError(CorruptError):
-    """The rank's arena cannot restore ``step``: it is damaged, has another
-    layout, or lacks the step."""
+    """The rank's arena cannot restore ``step``.
+
+    It is damaged, has another layout, or lacks the step.
+    """
 
     def __init__(self, step: int, path: Path, reason: str) -> None:
         super().__init__(

@@ -18,8 +18,10 @@ from headway.trainer.comm.nccl import read_when_ready
 
 @dataclass(frozen=True)
 class Sums:
-    """World sums: square of the gradient norm (before any scaling), loss over
-    tokens, tokens that count."""
+    """World sums of the squared gradient norm, of the loss, and of the tokens that count.
+
+    The norm is that before any scaling; the loss is summed over tokens.
+    """
 
     norm_square: float
     loss_sum: float
@@ -64,10 +66,10 @@ def all_reduce_sums(world: Reducer, channels: Channels, values: torch.Tensor) ->
 def all_reduce_agreement(
     world: Reducer, channels: Channels, mine: Agreement, device: torch.device
 ) -> Agreement:
-    """The agreement of all ranks: the oldest command and snapshot, and every
-    flag that any rank set.
+    """Return the agreement of all ranks.
 
-    When it returns, each rank has sealed the snapshot it names: that one is committed.
+    It has the oldest command and snapshot, and every flag that any rank set. When it returns, each
+    rank has sealed the snapshot it names: that one is committed.
 
     Raises:
         Aborted: the generation was fenced.

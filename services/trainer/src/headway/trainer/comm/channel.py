@@ -97,13 +97,17 @@ class Channel:
         _thread(name, _serve, self._jobs, name)
 
     def call(self, fn: Callable[[], T]) -> Call[T]:
-        """Run ``fn`` on the channel's first thread; it may block, and what is submitted later
-        waits for it. Never blocks the caller."""
+        """Run ``fn`` on the channel's first thread; never blocks the caller.
+
+        ``fn`` may block, and what is submitted later waits for it.
+        """
         return self._put(fn, False)
 
     def launch(self, start: Callable[[], Work]) -> Call[object]:
-        """Start an operation on the channel's first thread, and wait for it on the second, in the
-        order started. Never blocks the caller."""
+        """Start an operation on the channel's first thread; never blocks the caller.
+
+        The second thread waits for the operations, in the order started.
+        """
         return self._put(start, True)
 
     def _put(self, fn: Callable[[], Any], is_work: bool) -> Call[Any]:
@@ -167,11 +171,11 @@ class Channels:
         self._on_abort.append(fn)
 
     def watch(self, start: Callable[[], Any]) -> Call[object]:
-        """Start an operation on the calling thread; its own completion finishes the
-        call, without a channel.
+        """Start an operation on the calling thread, without a channel.
 
-        For operations that are only queued when they start and that offer a
-        ``torch.futures.Future``; this saves two thread switches per collective.
+        Its own completion finishes the call, which saves two thread switches per collective. It is
+        for operations that are only queued when they start and that offer a
+        ``torch.futures.Future``.
         """
         call = self._new_call()
         try:
@@ -184,8 +188,10 @@ class Channels:
         return call
 
     def close(self) -> None:
-        """End the threads that are not stuck; the others end when their
-        operation does. Never blocks."""
+        """End the threads that are not stuck; never blocks.
+
+        The others end when their operation does.
+        """
         self._aborted.set()
         for channel in self._channels.values():
             channel._close()
@@ -250,8 +256,11 @@ def _settle_with(
 
 
 def _lost(error: BaseException) -> BaseException:
-    """Wrap what a transport's operation raised. torch has no error type for a lost peer, but an
-    operation that was started with valid tensors fails only because of its connection."""
+    """Wrap what a transport's operation raised.
+
+    torch has no error type for a lost peer, but an operation that was started with valid tensors
+    fails only because of its connection.
+    """
     if isinstance(error, RuntimeError):
         return PeerLost(f"{type(error).__name__}: {error}")
     return _without_frames(error)

@@ -39,8 +39,9 @@ class Fence:
         self._out = threading.Condition()
 
     def enter(self, generation: int, channels: Channels) -> None:
-        """Mark the main thread as inside ``generation``, whose blocking calls
-        go through ``channels``.
+        """Mark the main thread as inside ``generation``.
+
+        Its blocking calls go through ``channels``.
 
         Raises:
             Aborted: the generation was fenced before it was entered, since an abort

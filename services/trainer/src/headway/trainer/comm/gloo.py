@@ -19,8 +19,10 @@ _OPS = {"sum": _dist.ReduceOp.SUM, "max": _dist.ReduceOp.MAX}
 
 
 class GlooComm:
-    """One gloo group. Collectives run in the order issued, on the group's only thread; messages on
-    two channels named after ``name``. Instances may share a group if at most one does collectives.
+    """One gloo group.
+
+    Collectives run in the order issued, on the group's only thread; messages on two channels named
+    after ``name``. Instances may share a group if at most one does collectives.
     """
 
     def __init__(self, group: Any, channels: Channels, name: str) -> None:
@@ -37,8 +39,10 @@ class GlooComm:
         return self._channels.watch(lambda: group.allreduce([tensor], reduce_op))
 
     def all_gather(self, out: torch.Tensor, shard: torch.Tensor) -> Ticket:
-        """Fill flat ``out`` with every member's flat ``shard``; the shard may be this
-        rank's piece of ``out``."""
+        """Fill flat ``out`` with every member's flat ``shard``.
+
+        The shard may be this rank's piece of ``out``.
+        """
         group = self._group
         return self._channels.watch(lambda: group._allgather_base(out, shard))
 
@@ -53,8 +57,10 @@ class GlooComm:
         return reduced if out.data_ptr() == own.data_ptr() else _CopiedAfter(reduced, out, own)
 
     def send(self, tensor: torch.Tensor, peer: int, tag: int) -> Ticket:
-        """Send contiguous ``tensor``; done when the receiver has posted its receive
-        and the bytes are out."""
+        """Send contiguous ``tensor``.
+
+        The ticket is done when the receiver has posted its receive and the bytes are out.
+        """
         group = self._group
         return self._channels.open(f"{self._name}-send").launch(
             lambda: _Limited(group.send([tensor], peer, tag), self)
@@ -85,8 +91,11 @@ class GlooComm:
 
 
 class _Limited:
-    """A message under way. gloo takes the limit of a collective when it starts, and that of a
-    message when it is waited for."""
+    """A message under way.
+
+    gloo takes the limit of a collective when it starts, and that of a message when it is waited
+    for.
+    """
 
     def __init__(self, work: Any, comm: GlooComm) -> None:
         self._work, self._comm = work, comm
@@ -114,8 +123,10 @@ class _CopiedAfter:
 
 
 def gloo_options(host: str, timeout_s: float) -> Any:
-    """Options with one device that listens on ``host`` only; groups that share
-    them share its thread."""
+    """Return options with one device that listens on ``host`` only.
+
+    Groups that share the options share the thread of the device.
+    """
     options = _dist.ProcessGroupGloo._Options()
     options._devices = [_dist.ProcessGroupGloo.create_device(hostname=host)]
     options._timeout = timedelta(seconds=timeout_s)

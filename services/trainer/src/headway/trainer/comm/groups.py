@@ -61,8 +61,9 @@ class Groups:
                 comm.limit(timeout_s)
 
     def meet(self) -> None:
-        """Wait until every rank is done with the generation's groups; after the values of its last
-        collective were read, before ``release``.
+        """Wait until every rank is done with the generation's groups.
+
+        It is called after the values of the last collective were read, before ``release``.
 
         Freeing an NCCL communicator aborts it, also while a kernel of a peer still reads this
         rank's memory. The ranks meet in the store, since a last collective would need another one
@@ -79,8 +80,10 @@ class Groups:
             self.channels.open("meet").call(lambda: _arrive(store, size)).wait()
 
     def release(self) -> None:
-        """End the channels and free groups and store in the background. Never
-        blocks; the last call."""
+        """End the channels and free groups and store in the background; never blocks.
+
+        It is the last call on this object.
+        """
         self.channels.close()
         self._store = None
         held, self._held = self._held, []
@@ -196,8 +199,10 @@ class _Builder:
                     self._groups.release()
 
     def abandon(self) -> None:
-        """Nobody will use the groups: free them now, or once the build thread has left them. A
-        thread that fails does not do so itself: its error would no longer reach the caller."""
+        """Free the groups now, or once the build thread has left them; nobody will use them.
+
+        A thread that fails does not do so itself: its error would no longer reach the caller.
+        """
         with self._turn:
             self._is_abandoned = True
             if self.ended.is_set():

@@ -78,8 +78,10 @@ class NcclComm:
         return self._ticket(lambda: self._group.allreduce([tensor], options), tensor)
 
     def all_gather(self, out: torch.Tensor, shard: torch.Tensor) -> Ticket:
-        """Fill flat ``out`` with every member's flat ``shard``; the shard may be this
-        rank's piece of ``out``."""
+        """Fill flat ``out`` with every member's flat ``shard``.
+
+        The shard may be this rank's piece of ``out``.
+        """
         return self._ticket(lambda: self._group._allgather_base(out, shard), out, shard)
 
     def reduce_scatter(self, out: torch.Tensor, flat: torch.Tensor) -> Ticket:
@@ -153,13 +155,17 @@ class JointAbort:
         self._groups: list[Any] = []
 
     def add(self, group: Any) -> None:
-        """Abort ``group`` with the others; a group added after the abort is aborted when
-        this object is freed."""
+        """Have ``group`` aborted together with the others.
+
+        A group added after the abort is aborted when this object is freed.
+        """
         self._groups.append(group)
 
     def abort(self) -> None:
-        """Begin to abort all groups; never blocks, may be repeated. A group
-        that fails is logged."""
+        """Begin to abort all groups; never blocks, may be repeated.
+
+        A group that fails is logged.
+        """
         groups, self._groups = self._groups, []
         for group in groups:
             # not a daemon, since an interpreter that exits during this would abort the process
@@ -210,15 +216,18 @@ def nccl_group(
 
 
 def use_interface(address: str) -> None:
-    """Have NCCL connect through the interface of this machine that has ``address``; a user's own
-    choice wins. NCCL reads it when the process makes its first communicator."""
+    """Have NCCL connect through the interface of this machine that has ``address``.
+
+    A user's own choice wins. NCCL reads it when the process makes its first communicator.
+    """
     if name := interface_of(address):
         os.environ.setdefault("NCCL_SOCKET_IFNAME", f"={name}")  # "=": this very name
 
 
 def settle(device: torch.device) -> None:
-    """Wait until nothing runs on the device any more: after an abort it may still end kernels, and
-    the allocator would give their memory to others.
+    """Wait until nothing runs on the device any more.
+
+    After an abort it may still end kernels, and the allocator would give their memory to others.
 
     Raises:
         StuckTransport: something runs on.

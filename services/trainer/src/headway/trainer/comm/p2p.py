@@ -30,8 +30,10 @@ class PipeComm:
         self.size = size
 
     def send(self, direction: Direction, tensor: torch.Tensor, peer: int, tag: int) -> Ticket:
-        """Send contiguous ``tensor`` in the background; untouched by the caller
-        until the ticket is done."""
+        """Send contiguous ``tensor`` in the background.
+
+        The caller must not touch it until the ticket is done.
+        """
         return self._lane(direction, peer > self.rank).send(tensor, peer, tag)
 
     def recv(self, direction: Direction, tensor: torch.Tensor, peer: int, tag: int) -> Ticket:

@@ -62,7 +62,7 @@ class StoreEndpoint:
     secret: str = field(repr=False)
 
     def __str__(self) -> str:
-        """As ZeroMQ writes it."""
+        """Return the address as ZeroMQ writes it."""
         return _address(self.host, str(self.port))
 
 
@@ -180,8 +180,11 @@ class StoreServer:
         return value is not None
 
     def _answer_waiting(self, key: str) -> None:
-        """Only those that wait for ``key``: looking at every client at every call would make the
-        cost of a generation grow with the square of its ranks."""
+        """Answer the clients that wait for ``key``, and only those.
+
+        Looking at every client at every call would make the cost of a generation grow with the
+        square of its ranks.
+        """
         for client in self._waiting_for.pop(key, ()):
             self._answer(client)
 
@@ -298,8 +301,9 @@ class StoreClient(_dist.Store):  # type: ignore[misc]  # torch's stubs export no
             return reply
 
     def _await(self, source: zmq.Socket[bytes]) -> None:
-        """Until the reply is there, or the handshake is complete, which may take several attempts
-        to connect.
+        """Wait until the reply is there, or the handshake is complete.
+
+        The handshake may take several attempts to connect.
 
         Raises:
             OSError: the connection has ended, or the time is up.

@@ -45,9 +45,11 @@ _NAMED_BLOCKS = ("serial", "parallel")
 
 @dataclass(frozen=True)
 class RopeScaling:
-    """Longer contexts for rotary positions as Llama 3.1 scales them (arXiv 2407.21783): angles of
-    wavelengths above ``original_len / low`` are divided by ``factor``, those below
-    ``original_len / high`` are kept, and between the two it is interpolated."""
+    """Longer contexts for rotary positions, scaled as in Llama 3.1 (arXiv 2407.21783).
+
+    Angles of wavelengths above ``original_len / low`` are divided by ``factor``, those below
+    ``original_len / high`` are kept, and between the two it is interpolated.
+    """
 
     factor: float = 1.0
     """1 leaves the angles as they are."""

@@ -10,8 +10,10 @@ from headway.common.errors import ConfigError
 
 @dataclass(frozen=True)
 class BatchRamp:
-    """Grows the global batch from ``start`` to ``full`` in equal increments while the first
-    ``samples`` sequences are consumed, as Megatron-LM's ``--rampup-batch-size`` does.
+    """Grows the global batch from ``start`` to ``full`` in equal increments.
+
+    It does so while the first ``samples`` sequences are consumed, as Megatron-LM's
+    ``--rampup-batch-size`` does.
 
     A pure function of integers: all ranks, a resumed run and the console get the same numbers.
     """

@@ -12,8 +12,11 @@ from headway.trainer.config.architecture import DEFAULTS, PRESETS, Architecture,
 
 @dataclass(frozen=True)
 class ModelConfig:
-    """A pre-norm decoder. A preset fills in what its family fixes; every key that is set next to it
-    wins (docs/howto/models.md)."""
+    """A pre-norm decoder.
+
+    A preset fills in what its family fixes; every key that is set next to it wins
+    (docs/howto/models.md).
+    """
 
     preset: Literal["headway", "gpt2", "llama", "mistral", "qwen3", "neox"] = "headway"
     """The family whose norm, MLP, positions, biases and block are used where they are not set;

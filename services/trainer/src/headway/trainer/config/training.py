@@ -105,8 +105,11 @@ class TrainConfig:
 
 @dataclass(frozen=True)
 class OptimConfig:
-    """AdamW with decoupled weight decay (arXiv 1711.05101) or LAMB (arXiv 1904.00962), and the
-    schedule of the learning rate."""
+    """The optimizer and the schedule of the learning rate.
+
+    The optimizer is AdamW with decoupled weight decay (arXiv 1711.05101) or LAMB (arXiv
+    1904.00962).
+    """
 
     name: Literal["adamw", "lamb"] = "adamw"
     """``lamb`` scales each parameter's update to the norm of its weights, for large batches. It

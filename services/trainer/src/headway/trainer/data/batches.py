@@ -61,8 +61,10 @@ A training stream starts at global sample ``start_sample``; a validation stream 
 
 @dataclass(frozen=True)
 class MicroBatch:
-    """Tensors [micro_batch, seq], int64 (mask: uint8), on the device; None where
-    the stage needs none."""
+    """Tensors of one micro-batch on the device; None where the stage needs none.
+
+    They are [micro_batch, seq], int64 (mask: uint8).
+    """
 
     tokens: torch.Tensor | None = None
     labels: torch.Tensor | None = None

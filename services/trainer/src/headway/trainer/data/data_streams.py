@@ -42,7 +42,7 @@ class DataStreams:
         self._document_end = document_end
         self._readers: dict[Split, BatchReader] = {}
         self.fingerprints: dict[Split, str] = {"train": "", "validation": ""}
-        """Of the data that the run began with, "" if it has read none."""
+        """Fingerprint of the data that the run began with, per split; "" if it has read none."""
 
     def reader(self, split: Split, groups: Groups, *, step: int, start: int) -> BatchReader:
         """The reader of ``split``; all ranks open it together, from global sample ``start`` on.

@@ -12,8 +12,9 @@ _CUBLAS = {"CUBLAS_WORKSPACE_CONFIG": ":4096:8"}
 
 
 def make_deterministic() -> None:
-    """Allow deterministic kernels only, for the rest of the process; an operation that has none
-    raises RuntimeError. Call it before anything uses CUDA.
+    """Allow deterministic kernels only, for the rest of the process.
+
+    An operation that has none raises RuntimeError. Call this before anything uses CUDA.
 
     Of attention's kernels, flash and the memory-efficient one then have a backward without atomics,
     and cuDNN's is left out (pytorch ``sdp_utils.cpp`` and PR 182551).

@@ -59,8 +59,10 @@ class DeviceRecorder:
         return _Timed(self, kind, fields)
 
     def set_generation(self, generation: int) -> None:
-        """Stamp the records that follow. Marks of the generation before may never be passed, so
-        its records stay as they are."""
+        """Stamp the records that follow with ``generation``.
+
+        Marks of the generation before may never be passed, so its records stay as they are.
+        """
         self._marks.clear()
         self._writer.set_generation(generation)
 

@@ -25,8 +25,9 @@ COUNT_LIMIT_S = 60.0
 def resolve_auto(
     config: RunConfig, *, ranks: int, gpus: int | None = None, cpuinfo: str | None = None
 ) -> tuple[RunConfig, str]:
-    """The configuration with ``auto`` and the paths of its folders resolved, and a line
-    that reports the choice.
+    """Resolve ``auto`` and the paths of the configuration's folders.
+
+    Returns the resolved configuration, and a line that reports the choice.
 
     Args:
         ranks: number of the run's ranks on one machine. gpus: number of GPUs that torch sees;

@@ -13,8 +13,9 @@ CHECKPOINTS = "checkpoints"
 
 
 def checkpoint_in(path: Path, step: int | None = None) -> CheckpointInfo:
-    """The newest complete checkpoint, or that of ``step``, of a run, an imported model or a folder
-    of checkpoints.
+    """Return the newest complete checkpoint, or that of ``step``.
+
+    ``path`` is a run, an imported model or a folder of checkpoints.
 
     Raises:
         InputError: there is none. CorruptError: there are some, but none can be read.

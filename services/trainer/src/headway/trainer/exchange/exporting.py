@@ -29,8 +29,9 @@ FILE_BYTES = 5_000_000_000
 def export_model(
     source: StoredModel, target: Path, *, dtype: str = "bf16", file_bytes: int = FILE_BYTES
 ) -> ExchangeReport:
-    """Write ``target``: weights, ``config.json`` and the tokenizer. Master weights are rounded to
-    ``dtype``; no more than one parameter is in memory.
+    """Write ``target``: weights, ``config.json`` and the tokenizer.
+
+    Master weights are rounded to ``dtype``; no more than one parameter is in memory.
 
     Raises:
         InputError: an unknown type, a model that no family can express, weights of another model,

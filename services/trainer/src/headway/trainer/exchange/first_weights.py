@@ -16,11 +16,10 @@ from headway.trainer.state.flat import FlatChunk
 def load_first_weights(
     flats: Sequence[FlatChunk], folder: Path, progress: Callable[[int], object] = lambda _: None
 ) -> None:
-    """Fill the master weights of ``flats`` and zero the moments; one whole parameter at a time is
-    in memory besides.
+    """Fill the master weights of ``flats`` and zero the moments.
 
-    ``progress`` is called with the bytes of the state that each parameter has completed; what it
-    raises ends the loading.
+    One whole parameter at a time is in memory besides. ``progress`` is called with the bytes of the
+    state that each parameter has completed; what it raises ends the loading.
 
     Raises:
         RefusedError: the checkpoint cannot be read, or lacks a parameter of this shape.

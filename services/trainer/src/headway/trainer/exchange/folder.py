@@ -26,8 +26,12 @@ class HuggingFaceFolder:
     """
 
     def __init__(self, path: Path) -> None:
-        """Raises InputError: not such a folder, an unknown or unsupported model, or tensors that
-        are missing, unknown, of another shape, or of a type that cannot be read."""
+        """Open the folder, and check its model and tensors.
+
+        Raises:
+            InputError: not such a folder, an unknown or unsupported model, or tensors that are
+                missing, unknown, of another shape, or of a type that cannot be read.
+        """
         self.path = path
         if not path.is_dir():
             raise InputError(f"{path} is not a folder", remedy="give a Hugging Face folder")

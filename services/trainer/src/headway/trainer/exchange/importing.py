@@ -29,7 +29,9 @@ COPIED = (
 
 
 def import_model(source: Path, target: Path) -> ExchangeReport:
-    """Write ``target``: ``model.toml`` with every key of the model, ``checkpoints/``, and the
+    """Write the Hugging Face model of ``source`` to ``target``.
+
+    The target gets ``model.toml`` with every key of the model, ``checkpoints/``, and the
     tokenizer's files. No more than one parameter is in memory.
 
     Raises:

@@ -71,7 +71,10 @@ def _qwen3_settings(config: ConfigFile) -> dict[str, Any]:
 
 
 def _layered_window(config: ConfigFile, settings: dict[str, Any]) -> dict[str, Any]:
-    """Of Qwen: a list of kinds of layers, or the number of the first layer that has a window."""
+    """Return the settings of Qwen's attention window, empty without one.
+
+    Qwen lists the kind of each layer, or gives the number of the first layer that has a window.
+    """
     if not config.get("use_sliding_window", bool, False):
         return {}
     layers, width = settings["layers"], config.get("sliding_window", int, 4096)

@@ -31,7 +31,7 @@ class Rule:
 
 
 def same(name: str, theirs: str, shape: Shape) -> Rule:
-    """The same elements in the same order."""
+    """Return the rule for a tensor with the same elements in the same order."""
     return Rule(name, shape, {theirs: shape}, lambda given: given[0], lambda ours: [ours])
 
 
@@ -72,8 +72,11 @@ def zeros(theirs: str, shape: Shape) -> Rule:
 
 # ---- attention ----------------------------------------------------------------------------------
 def qkv(name: str, theirs: Sequence[str], model: Architecture, rest: Shape) -> Rule:
-    """Separate queries, keys and values there; here the rows of each head of keys and values
-    together: its queries, the key, the value. ``rest`` is the shape of a row."""
+    """Return the rule for separate queries, keys and values on the other side.
+
+    Here the rows of each head of keys and values are together: its queries, the key, the value.
+    ``rest`` is the shape of a row.
+    """
     kv, each, width = model.kv_heads, model.queries_per_kv, model.head_dim
     heads = (model.heads, kv, kv)
     turned = rotated(model)
@@ -93,8 +96,11 @@ def qkv(name: str, theirs: Sequence[str], model: Architecture, rest: Shape) -> R
 
 
 def joined_qkv(name: str, theirs: str, model: Architecture, rest: Shape) -> Rule:
-    """As ``qkv`` where the other side keeps each head's query, key and value together as well, so
-    that only rotary pairs differ (GPT-NeoX, one head of keys per head of queries)."""
+    """Return the rule for queries, keys and values that are joined per head on both sides.
+
+    The other side keeps each head's query, key and value together as well, so that the two sides
+    differ only in rotary pairs (GPT-NeoX, one head of keys per head of queries). See ``qkv``.
+    """
     shape, turned = (model.qkv_width, *rest), rotated(model)
 
     def move(
@@ -113,8 +119,11 @@ def joined_qkv(name: str, theirs: str, model: Architecture, rest: Shape) -> Rule
 
 
 def transposed_qkv(name: str, theirs: str, model: Architecture, *, matrix: bool) -> Rule:
-    """As ``qkv`` of one tensor with all queries, then all keys, then all values (GPT-2), stored as
-    [in, out] if it is a ``matrix``, or its bias."""
+    """Return the rule for one tensor with all queries, then all keys, then all values (GPT-2).
+
+    The other side stores it as [in, out] if it is a ``matrix``; otherwise it is the bias. See
+    ``qkv``.
+    """
     rest = (model.hidden,) if matrix else ()
     inner = qkv(name, ("q", "k", "v"), model, rest)
     sizes = [shape[0] for shape in inner.theirs.values()]

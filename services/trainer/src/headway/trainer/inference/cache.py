@@ -8,8 +8,10 @@ import torch
 
 
 class Cache:
-    """Of every layer, keys and values [B, G, T, D]; a layer with a window keeps only what later
-    tokens can see."""
+    """Keys and values [B, G, T, D] of every layer.
+
+    A layer with a window keeps only what later tokens can see.
+    """
 
     def __init__(self, windows: Sequence[int | None]) -> None:
         """``windows`` of the layers, None for all tokens."""
@@ -21,8 +23,10 @@ class Cache:
     def add(
         self, layer: int, keys: torch.Tensor, values: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Add those of S new tokens [B, G, S, D]; returns all keys and values that are kept, and
-        which of them each new token sees, [S, T]."""
+        """Add the keys and values of S new tokens [B, G, S, D] to a layer.
+
+        Returns all keys and values that are kept, and which of them each new token sees, [S, T].
+        """
         window, before, new = self._windows[layer], self._kept[layer], keys.shape[2]
         if before is not None:
             keys = torch.cat((before[0], keys), 2)

@@ -38,8 +38,9 @@ class Decoder:
 
     @torch.no_grad()
     def logits(self, tokens: torch.Tensor, cache: Cache) -> torch.Tensor:
-        """Logits [B, S, vocab_size] after each of ``tokens`` [B, S], which continue what is in
-        ``cache``.
+        """Return the logits [B, S, vocab_size] after each of ``tokens`` [B, S].
+
+        The tokens continue what is in ``cache``.
 
         Raises:
             InputError: learned positions end at ``seq_len``.

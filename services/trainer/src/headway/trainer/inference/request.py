@@ -13,16 +13,16 @@ class Request:
     prompt: str = ""
     """Empty begins a new text."""
     tokens: int = 64
-    """At most, of each text."""
+    """Maximum number of new tokens of each text."""
     temperature: float = 0.8
     top_p: float = 1.0
     count: int = 1
     seed: int = 0
-    """Of the first text; the next one has the next number."""
+    """Seed of the first text; the next one has the next number."""
     dtype: str = "fp32"
     """Type of the computation, bf16 or fp32."""
     step: int | None = None
-    """Of the run's checkpoint; None means the newest."""
+    """Step of the run's checkpoint; None means the newest."""
 
 
 @dataclass(frozen=True)

@@ -33,7 +33,7 @@ class HeadNorms:
 
     @property
     def weights(self) -> tuple[Parameter, Parameter]:
-        """Of both."""
+        """Weights of the norms of queries and of keys."""
         return self.queries, self.keys
 
 

@@ -26,8 +26,9 @@ class Block(Protocol):
 
 
 class SerialBlock:
-    """y = h + mlp(norm2(h)), h = x + attention(norm1(x)): two gathers and
-    scatters per direction.
+    """The serial block: y = h + mlp(norm2(h)), h = x + attention(norm1(x)).
+
+    It makes two gathers and two scatters per direction.
 
     With ``recompute_cheap`` the outputs of norms and activation are made again in the backward, not
     kept.
@@ -117,8 +118,10 @@ class ParallelBlock:
 
 
 class TwoNormBlock:
-    """y = x + attention(norm1(x)) + mlp(norm2(x)), the parallel block of GPT-NeoX (arXiv
-    2204.06745): two gathers and one scatter forward."""
+    """The parallel block of GPT-NeoX: y = x + attention(norm1(x)) + mlp(norm2(x)).
+
+    See arXiv 2204.06745. Its forward makes two gathers and one scatter.
+    """
 
     def __init__(
         self,
@@ -157,8 +160,10 @@ class TwoNormBlock:
 
 
 class RecomputedBlock:
-    """Keeps only the input of ``block`` and runs its forward again in the backward (Chen et al.,
-    arXiv 1604.06174). The bits do not change."""
+    """Keeps only the input of ``block`` and runs its forward again in the backward.
+
+    See Chen et al., arXiv 1604.06174. The bits do not change.
+    """
 
     def __init__(self, block: Block) -> None:
         self.block = block

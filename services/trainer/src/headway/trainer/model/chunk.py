@@ -22,8 +22,9 @@ from headway.trainer.state.params import JoinedParameter, Parameter, ParamSpec, 
 
 
 class Forward:
-    """One micro-batch from its forward to its last backward: the output and
-    what the backward needs.
+    """One micro-batch from its forward to its last backward.
+
+    It holds the output and what the backward needs.
 
     ``output`` is [seq/tp, micro_batch, hidden] in the compute type, or the loss sum, an fp64
     scalar, after the last stage; ``tape`` is None if the forward was not for training.
@@ -148,8 +149,10 @@ class Chunk:
 
     @torch.no_grad()
     def logits(self, x: torch.Tensor, position: int) -> torch.Tensor:
-        """This rank's logits [micro_batch, vocab/tp] for the token after
-        ``position``; last stage only."""
+        """Return this rank's logits [micro_batch, vocab/tp] for the token after ``position``.
+
+        Only the last stage has logits.
+        """
         if self.head is None:
             raise ValueError("only the last stage has logits")
         return self.head.logits(self._body(x, None, None, None), position)
@@ -186,10 +189,10 @@ class Chunk:
 
     @torch.no_grad()
     def finish_grads(self) -> None:
-        """Sum the gradients of replicated parameters over tp; once per step, after the
-        last weight gradient.
+        """Sum the gradients of replicated parameters over tp.
 
-        Under sequence parallelism each rank's norms processed only its piece of the sequence.
+        It is called once per step, after the last weight gradient. Under sequence parallelism each
+        rank's norms processed only its piece of the sequence.
         """
         assert self._flat is not None
         start, stop = self._flat.replicated

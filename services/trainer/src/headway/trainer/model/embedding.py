@@ -14,8 +14,10 @@ from headway.trainer.state.params import Parameter
 
 
 class Embedding:
-    """Row ``token`` of the table; the reduce-scatter that sums the ranks also splits the
-    sequence."""
+    """Maps each token to its row of the table.
+
+    The reduce-scatter that sums the ranks also splits the sequence.
+    """
 
     def __init__(
         self, weight: Parameter, tp: TensorParallel, positions: Parameter | None = None

@@ -29,8 +29,11 @@ from headway.trainer.state.params import Parameter, ParamSpec, Precision
 
 @dataclass(frozen=True)
 class Recompute:
-    """Which activations are made again in the backward: ``selective`` those of norms, activation
-    and attention, ``full`` whole layers; ``layers`` limits it to those, empty means all."""
+    """Which activations are made again in the backward.
+
+    With ``selective`` those of norms, activation and attention, with ``full`` whole layers.
+    ``layers`` limits this to those layers; empty means all.
+    """
 
     mode: str = "none"
     layers: tuple[int, ...] = ()

@@ -44,8 +44,10 @@ class Head:
         self._vocab_size = vocab_size
 
     def logits(self, x: torch.Tensor, position: int) -> torch.Tensor:
-        """This rank's logits of one position, in the type of the product: [micro_batch, rows of
-        the table], -inf where they are padding."""
+        """Return this rank's logits of one position, in the type of the product.
+
+        They are [micro_batch, rows of the table], -inf where they are padding.
+        """
         whole = self.tp.all_gather(self.norm.forward(x, None)).wait()
         logits = linear(whole[position], self._table(), rounded=False)
         return F.pad(logits, (0, len(self.weight.data) - logits.shape[1]), value=-torch.inf)
@@ -58,8 +60,10 @@ class Head:
         tape: Tape | None,
         loss_scale: float,
     ) -> torch.Tensor:
-        """Sum of the masked tokens' losses, fp64 scalar, equal on all tp ranks; with a tape, also
-        the gradients of ``loss_scale`` times it."""
+        """Return the sum of the masked tokens' losses, an fp64 scalar, equal on all tp ranks.
+
+        With a tape, the gradients of ``loss_scale`` times the sum are computed, too.
+        """
         whole = self.tp.all_gather(self.norm.forward(x, tape)).wait().flatten(0, 1)  # [T, hidden]
         labels_T, mask_T = labels.t().flatten().long(), mask.t().flatten()
         partial = torch.empty_like(whole) if tape is not None else None

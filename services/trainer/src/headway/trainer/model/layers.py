@@ -85,8 +85,10 @@ class RmsNorm:
 
 
 class Activation:
-    """GELU or SwiGLU between the two matrices of an MLP; ``again`` makes its output again from
-    what it keeps."""
+    """GELU or SwiGLU between the two matrices of an MLP.
+
+    ``again`` makes its output again from what it keeps.
+    """
 
     def __init__(self, name: str, kernels: Kernels) -> None:
         """``name`` as in ``ModelConfig.mlp``."""

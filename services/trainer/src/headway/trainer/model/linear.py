@@ -33,8 +33,11 @@ class ColumnLinear:
         return self.tp.gather_matmul(x, lambda piece: linear(piece, self.weight.data, bias))[1]
 
     def backward(self, grad: torch.Tensor, tape: Tape) -> torch.Tensor:
-        """Gradient of ``x``. The gather of ``x`` runs under the product; weight gradients that wait
-        run under the reduce-scatter, and this one under the next collective."""
+        """Return the gradient of ``x``.
+
+        The gather of ``x`` runs under the product; weight gradients that wait run under the
+        reduce-scatter, and this one under the next collective.
+        """
         kept = tape.pop()
         x: Kept | Pending = kept
         if self.tp.size > 1:
@@ -75,8 +78,10 @@ class RowLinear:
 
 
 class RowPair:
-    """y = reduce_scatter(a @ first^T + b @ second^T) + biases: both outputs of a parallel block,
-    one sum."""
+    """y = reduce_scatter(a @ first^T + b @ second^T) + biases.
+
+    Both outputs of a parallel block take one sum.
+    """
 
     def __init__(
         self,

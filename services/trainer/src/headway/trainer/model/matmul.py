@@ -18,8 +18,10 @@ _ADDMM_TAKES_OUT_DTYPE = tuple(int(part) for part in torch.__version__.split("."
 
 @cache
 def kernel_dtype(dtype: torch.dtype, device_type: str) -> torch.dtype:
-    """The type in which to multiply ``dtype`` on ``device_type``: itself, or
-    fp32 if that is faster."""
+    """Return the type in which to multiply ``dtype`` on ``device_type``.
+
+    It is ``dtype`` itself, or fp32 if that is faster.
+    """
     if dtype is torch.bfloat16 and device_type == "cpu" and not _has_bf16_kernels():
         return torch.float32
     return dtype
@@ -41,8 +43,10 @@ def linear(
     *,
     rounded: bool = True,
 ) -> torch.Tensor:
-    """x[..., I] @ weight[O, I]^T + bias[O] in the type of ``x``; in the kernel's type if not
-    ``rounded``."""
+    """Return x[..., I] @ weight[O, I]^T + bias[O] in the type of ``x``.
+
+    Without ``rounded``, it is in the kernel's type.
+    """
     added = None if bias is None else to_kernel_dtype(bias)
     product = F.linear(to_kernel_dtype(x), to_kernel_dtype(weight), added)
     return product.to(x.dtype) if rounded else product

@@ -81,8 +81,11 @@ class OwnBlock:
         return out.detach()
 
     def backward(self, grad: torch.Tensor, tape: Tape) -> torch.Tensor:
-        """See ``Block``; autograd gives all gradients at once, so those of the parameters are only
-        added later if they are deferred."""
+        """Return the gradient of the input; see ``Block``.
+
+        Autograd gives all gradients at once, so those of the parameters are only added later if
+        they are deferred.
+        """
         leaves, out = tape.pop()
         grad_x: torch.Tensor
         with self._named():
@@ -98,8 +101,10 @@ class OwnBlock:
 
     @contextmanager
     def _named(self) -> Iterator[None]:
-        """Names the block in what its code raises; errors of memory and of a GPU pass, because
-        another attempt may help."""
+        """Name the block in what its code raises.
+
+        Errors of memory and of a GPU pass unchanged, because another attempt may help.
+        """
         try:
             yield
         except (MemoryError, torch.OutOfMemoryError):
@@ -125,8 +130,10 @@ def _with_buffers_on(
 
 
 def _release(module: torch.nn.Module) -> None:
-    """Free the module's own parameters: each call is given those of the flat buffers. Shared ones
-    stay shared."""
+    """Free the module's own parameters; shared ones stay shared.
+
+    Each call is given those of the flat buffers.
+    """
     empty: dict[int, torch.nn.Parameter] = {}
     for part in module.modules():
         for name, value in part._parameters.items():

@@ -36,8 +36,10 @@ def build_module(path: str, model: Architecture, layer: int) -> torch.nn.Module:
 def checked_module(
     path: str, model: Architecture, layer: int, precision: Precision
 ) -> torch.nn.Module:
-    """The module, after a forward and a backward in the compute type with meta tensors, which have
-    shapes only, and a short real forward that must leave it as it was.
+    """Build the module of a user's block and check it.
+
+    The check is a forward and a backward in the compute type with meta tensors, which have shapes
+    only, and a short real forward that must leave the module as it was.
 
     Raises:
         RefusedError: it cannot be imported, built or called, returns another shape or type, has
@@ -131,8 +133,11 @@ def _side_effect(path: str, model: Architecture, layer: int) -> str:
 def _all_first_values(
     path: str, model: Architecture, layer: int, seed: int
 ) -> dict[str, npt.NDArray[np.float32]]:
-    """The values of a new module, drawn from a generator of ``seed`` and ``layer`` alone, so that
-    they are the same on every grid."""
+    """Return the first values of a new module's parameters.
+
+    They are drawn from a generator of ``seed`` and ``layer`` alone, so that they are the same on
+    every grid.
+    """
     digest = hashlib.blake2b(f"{seed}/layers.{layer}".encode(), digest_size=7).digest()
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(int.from_bytes(digest, "little"))

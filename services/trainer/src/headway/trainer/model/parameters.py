@@ -40,8 +40,11 @@ class Parameters:
         self.joined: list[JoinedParameter] = []
 
     def maps(self, name: str) -> Maps:
-        """The linear maps of a layer. Those into the layer are neighbours in memory, so that any of
-        them can be one product; see JoinedParameter."""
+        """Return the linear maps of a layer.
+
+        Those into the layer are neighbours in memory, so that any of them can be one product; see
+        JoinedParameter.
+        """
         model = self.model
         # The two maps that write to the residual stream start smaller, so that its variance does
         # not grow with depth (Radford et al., GPT-2, section 2.3).

@@ -45,7 +45,10 @@ class Places:
     def of(
         self, length: int, index: torch.Tensor | None = None, borders: Borders | None = None
     ) -> Positions:
-        """Of ``length`` tokens per sequence; with ``borders`` they begin anew at each document."""
+        """Return the positions of ``length`` tokens per sequence.
+
+        With ``borders`` they begin anew at each document.
+        """
         if index is None and borders is not None:
             index = _index(borders).to(self._device)
         if self._cos is None:
@@ -56,8 +59,11 @@ class Places:
 
 
 def rotary_frequencies(model: Architecture) -> torch.Tensor:
-    """Angle per position of each pair of a head, fp64 [D / 2]: pair i of r rotated elements turns
-    by ``theta ** (-2i / r)`` (Su et al., arXiv 2104.09864), pairs behind them by 0."""
+    """Return the angle per position of each pair of a head, fp64 [D / 2].
+
+    Pair i of r rotated elements turns by ``theta ** (-2i / r)`` (Su et al., arXiv 2104.09864),
+    pairs behind them by 0.
+    """
     rotated = int(model.rope_fraction * model.head_dim)
     pairs = torch.arange(0, rotated, 2, dtype=torch.float64) / rotated
     turning = _scaled(model.rope_theta**-pairs, model.rope_scaling)

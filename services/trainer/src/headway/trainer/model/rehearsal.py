@@ -46,8 +46,10 @@ class Echo(SingleRank):
 def rehearse(
     chunks: Sequence[Chunk], micro_batch_size: int, progress: Callable[[int], object]
 ) -> None:
-    """Run a forward and a backward of each chunk; ``progress`` is called with 1 before each
-    compiled operation, and what it raises ends the rehearsal.
+    """Run a forward and a backward of each chunk.
+
+    ``progress`` is called with 1 before each compiled operation, and what it raises ends the
+    rehearsal.
 
     Raises:
         RefusedError: the compiler failed, as it would again after a restart.

@@ -37,7 +37,7 @@ class WeightGrad(Protocol):
 
 @dataclass(slots=True)
 class MatmulGrad:
-    """Of a matrix: ``weight.grad[O, I] += scale * grad[..., O]^T @ x[..., I]``."""
+    """Gradient of a matrix: ``weight.grad[O, I] += scale * grad[..., O]^T @ x[..., I]``."""
 
     weight: Parameter
     grad: Kept
@@ -52,7 +52,7 @@ class MatmulGrad:
 
 @dataclass(slots=True)
 class VectorGrad:
-    """Of a vector, already computed."""
+    """Gradient of a vector, already computed."""
 
     weight: Parameter
     grad: torch.Tensor
@@ -64,7 +64,7 @@ class VectorGrad:
 
 @dataclass(slots=True)
 class RowsGrad:
-    """Of a table: ``grad[T, width]`` is added to the rows ``rows`` [T]; none where ``absent``."""
+    """Gradient of a table: adds ``grad[T, width]`` to rows ``rows`` [T], none where ``absent``."""
 
     weight: Parameter
     grad: torch.Tensor | Pending

@@ -57,8 +57,10 @@ class TiedTable:
             self._arriving = self._pipe.recv("backward", self._table.data, 0, TABLE_TAG)
 
     def ready(self, chunk: int) -> None:
-        """Before a computation of ``chunk``, whose parameters are complete: send the table, or wait
-        for it."""
+        """Send the table, or wait for it, before a computation of ``chunk``.
+
+        The parameters of ``chunk`` are complete by then.
+        """
         if self._is_unsent and chunk == 0:
             assert self._table is not None
             self._is_unsent = False

@@ -74,8 +74,10 @@ class AdamW:
 
 
 def _inverse_scale(flat: FlatChunk, grad_scale: float) -> torch.Tensor | None:
-    """What the kernel divides the gradient by; in fp64, which the kernel would divide by an fp32
-    number, the shard is scaled here instead."""
+    """Return what the kernel divides the gradient by, or None for nothing.
+
+    The kernel would divide an fp64 gradient by an fp32 number, so the shard is scaled here instead.
+    """
     if grad_scale == 1.0:
         return None
     if flat.master.dtype == torch.float64:

@@ -21,8 +21,11 @@ reads them. A GPU takes each shard as a whole."""
 
 
 class Optimizer(Protocol):
-    """Updates the flat shards of a rank; what it keeps for a parameter is in ``FlatChunk.fields``,
-    under the names that it lists in ``moments``."""
+    """Updates the flat shards of a rank.
+
+    What it keeps for a parameter is in ``FlatChunk.fields``, under the names that it lists in
+    ``moments``.
+    """
 
     moments: ClassVar[tuple[str, ...]]
 
@@ -35,8 +38,10 @@ class Optimizer(Protocol):
         *,
         after_chunk: AfterChunk = lambda _: None,
     ) -> None:
-        """Update ``master`` and the moments of all chunks from ``grad_shard``, which is
-        overwritten, and ``param_shard`` from ``master``.
+        """Update the weights and moments of all chunks from their gradients.
+
+        ``master`` and the moments are updated from ``grad_shard``, which is overwritten, and
+        ``param_shard`` from ``master``.
 
         Args:
             updates: number of earlier updates. A skipped step does not count: the bias

@@ -35,8 +35,10 @@ def learning_rate(optim: OptimConfig, step: int, total_steps: int) -> float:
 
 
 def clip_scale(optim: OptimConfig, grad_norm: float) -> float:
-    """Factor that brings a global gradient norm down to ``clip_grad``; 1 if it is
-    below, or clipping is off."""
+    """Return the factor that brings a global gradient norm down to ``clip_grad``.
+
+    It is 1 if the norm is below, or clipping is off.
+    """
     if optim.clip_grad <= 0.0 or grad_norm <= optim.clip_grad:
         return 1.0
     return optim.clip_grad / grad_norm

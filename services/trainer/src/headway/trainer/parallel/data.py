@@ -1,5 +1,6 @@
-"""Data parallelism over flat buffers: chunks are gathered before use, reduced
-after their gradients.
+"""Data parallelism over flat buffers.
+
+Chunks are gathered before use and reduced after their gradients.
 
 The switches decide when a ticket is waited for, never which collectives are issued or in which
 order: if one is off, the same call is waited for at once.
@@ -35,11 +36,12 @@ class DataParallel:
         self._complete: set[int] = set()
 
     def gather(self, chunk: int, step: int) -> None:
-        """Issue the all-gather of ``chunk``'s parameters, which the optimizer or ``load`` has
-        converted from the master weights.
+        """Issue the all-gather of ``chunk``'s parameters.
 
-        Skipped if ``gather_all`` has just done so: the master weights do not change until the
-        optimizer of this step, and all ranks evaluate before the same steps.
+        The optimizer or ``load`` has converted them from the master weights.
+
+        It is skipped if ``gather_all`` has just issued it: the master weights do not change until
+        the optimizer of this step, and all ranks evaluate before the same steps.
         """
         if chunk in self._complete:
             self._complete.remove(chunk)

@@ -71,8 +71,10 @@ class TensorParallel:
         return self.comm.size
 
     def all_gather(self, piece: torch.Tensor) -> Pending:
-        """Start joining [seq/tp, ...] pieces to [seq, ...]. A group of one
-        returns ``piece`` itself."""
+        """Start joining [seq/tp, ...] pieces to [seq, ...].
+
+        A group of one returns ``piece`` itself.
+        """
         if self.size == 1:
             return Pending(piece, Done())
         piece = piece.contiguous()
@@ -81,7 +83,9 @@ class TensorParallel:
 
     def reduce_scatter(self, partial: torch.Tensor) -> Pending:
         """Start summing partial [seq, ...] over ranks, leaving each its [seq/tp, ...].
-        ``partial`` is overwritten."""
+
+        ``partial`` is overwritten.
+        """
         if self.size == 1:
             return Pending(partial, Done())
         partial = partial.contiguous()
@@ -91,8 +95,10 @@ class TensorParallel:
     def gather_matmul(
         self, x: torch.Tensor, product: Product, meanwhile: Callable[[], None] = lambda: None
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """``(whole, product(whole))`` of the gathered ``x`` [seq/tp, ...]; ``meanwhile`` runs once
-        during the collective."""
+        """Return ``(whole, product(whole))`` of the gathered ``x`` [seq/tp, ...].
+
+        ``meanwhile`` runs once during the collective.
+        """
         if self.size == 1 or self.pieces == 1:
             pending = self.all_gather(x)
             meanwhile()

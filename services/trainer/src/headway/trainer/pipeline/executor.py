@@ -42,8 +42,9 @@ Handler: TypeAlias = "Callable[[Pipeline, Action], None]"
 
 
 class Pipeline:
-    """One pass over one rank's action list; a new object for each, so an aborted
-    pass leaves no state.
+    """One pass over one rank's action list.
+
+    Each pass has a new object, so an aborted pass leaves no state.
 
     Its activations are freed with it by reference counting, because after an abort there is no time
     for a garbage collection. So nothing that it holds may refer to it; ``handlers`` get it as an

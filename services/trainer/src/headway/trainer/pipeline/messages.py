@@ -6,7 +6,7 @@ from headway.common.plan.schedule.actions import Action, Kind
 from headway.trainer.comm.p2p import Direction, PipeComm
 
 MessageKey = tuple[Kind, int, int]
-"""Of a message: the kind of its receive, the receiver's chunk, the micro-batch."""
+"""Key of a message: the kind of its receive, the receiver's chunk, the micro-batch."""
 
 DIRECTIONS: dict[Kind, Direction] = {
     Kind.SEND_FORWARD: "forward",

@@ -127,10 +127,10 @@ class ControlLoop:
         self._hooks.on_pause(False)
 
     def finish(self, store_moved: Callable[[], bool]) -> bool:
-        """Commit the last snapshot, marked durable once every store has released the one before;
-        False if it could not be marked.
+        """Commit the last snapshot; False if it could not be marked durable.
 
-        If no store makes progress for ``STILL_ROUNDS``, it stays in the arenas only.
+        It is marked once every store has released the one before. If no store makes progress for
+        ``STILL_ROUNDS``, it stays in the arenas only.
         """
         agreed, num_still = self.round(look_at_state=True), 0
         is_good = self._state.skipped_in_row == 0 and not agreed.bad

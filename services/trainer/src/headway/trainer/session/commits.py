@@ -31,8 +31,11 @@ class Commits:
             self._begin(durable=durable, is_last=is_last)
 
     def after_step(self) -> None:
-        """Begin the snapshot of a step's result if one is due; it is marked durable when that is
-        due and no rank's store is still busy. Recorded at every step, as its end."""
+        """Begin the snapshot of a step's result if one is due.
+
+        It is marked durable when that is due and no rank's store is still busy. The call is
+        recorded at every step, as its end.
+        """
         state, ckpt = self._state, self._context.config.ckpt
         with self._context.recorder.record(Kind.SNAPSHOT, step=state.step - 1):
             state.durable_due |= state.step % ckpt.durable_every == 0
@@ -63,8 +66,11 @@ class Commits:
         self._is_busy = agreed.busy
 
     def follow(self, directive: Directive, *, is_new: bool) -> None:
-        """Note what the agreed commands want of the next snapshot; ``is_new``: one is new, so that
-        a recovery must not go back to before its effect."""
+        """Note what the agreed commands want of the next snapshot.
+
+        With ``is_new`` one of them is new, so that a recovery must not go back to before its
+        effect.
+        """
         state = self._state
         self._has_new_command |= is_new
         state.durable_due |= directive.checkpoint

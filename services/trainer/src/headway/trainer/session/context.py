@@ -73,8 +73,9 @@ class StepContext:
     def sum_over_ranks(
         self, norm_square: torch.Tensor | float, loss_sum: torch.Tensor, num_tokens: float
     ) -> Sums:
-        """World sums. Each tp rank of a last stage holds the whole loss, so only
-        the first one's counts.
+        """Return the sums over all ranks.
+
+        Each tp rank of a last stage holds the whole loss, so only the first one's counts.
 
         Raises:
             Aborted: the generation was fenced.
@@ -86,9 +87,10 @@ class StepContext:
         return all_reduce_sums(self.groups.every_rank, self.groups.channels, values)
 
     def sum_over_stage(self, values: torch.Tensor, step: int) -> None:
-        """Add ``values`` in place over the ranks that hold pieces of the same parameters, those of
-        tp and dp; all get the same bits. Recorded as a wait, so that a hang is not blamed on
-        this rank.
+        """Add ``values`` in place over the ranks that hold pieces of the same parameters.
+
+        Those are the ranks of tp and dp; all get the same bits. The sum is recorded as a wait, so
+        that a hang is not blamed on this rank.
 
         Raises:
             Aborted: the generation was fenced.

@@ -98,5 +98,8 @@ class StepHooks:
         """The run was paused or resumed."""
 
     def on_doubtful_checkpoint(self, step: int, first_skipped: int) -> None:
-        """Called when a user requests a checkpoint of ``step`` although no step since
-        ``first_skipped`` was finite. It is made; earlier ones must be kept."""
+        """Called when a user requests a checkpoint although recent steps were not finite.
+
+        The checkpoint is of ``step``, and no step since ``first_skipped`` was finite. It is made;
+        earlier ones must be kept.
+        """

@@ -39,8 +39,9 @@ def run_steps(
     until: int | None,
     store_moved: Callable[[], bool],
 ) -> Ending:
-    """Train from ``state.step`` to the end of the run, or to ``until`` completed steps, or to a
-    stop.
+    """Train from ``state.step`` to the end of the run, to ``until`` steps, or to a stop.
+
+    ``until`` counts completed steps.
 
     Args:
         open_reader: the data of a split; all ranks call it together.

@@ -60,8 +60,11 @@ def rehearse_step(context: StepContext, progress: Callable[[int], object]) -> No
 
 
 class Kept(Done):
-    """A message under way: it keeps its tensor until it is waited for, as a send to a late peer
-    does, so that the allocator learns of as much memory as a step may need."""
+    """A message under way that keeps its tensor until it is waited for.
+
+    A send to a late peer does so, too; this way the allocator learns of as much memory as a step
+    may need.
+    """
 
     def __init__(self, tensor: torch.Tensor) -> None:
         self.tensor = tensor
@@ -90,8 +93,10 @@ class EchoPipe(PipeComm):
 
 
 class EchoWorld(EveryRank):
-    """All ranks, of which the others contribute nothing but a token that counts: a step without
-    one is skipped, and its optimizer with it."""
+    """All ranks, of which the others contribute nothing but a token that counts.
+
+    A step without such a token is skipped, and its optimizer with it.
+    """
 
     def all_reduce(self, tensor: torch.Tensor, op: Op = "sum") -> Ticket:
         """Sums are 1 at least."""
@@ -102,7 +107,7 @@ class EchoWorld(EveryRank):
 
 
 def _alone(context: StepContext) -> StepContext:
-    """The same with groups that reach nobody, and without snapshots and records."""
+    """Return the context with groups that reach nobody, and without snapshots and records."""
     true, recorder = context.groups, NoRecorder()
     comms: dict[str, Comm] = {
         axis: Echo(comm.rank, comm.size) if comm.size > 1 else comm
@@ -122,8 +127,11 @@ def _alone(context: StepContext) -> StepContext:
 
 
 def enough(schedule: str, pp: int, num_micro_batches: int) -> int:
-    """Micro-batches of which as many are in flight at once as in a real step of
-    ``num_micro_batches``: with GPipe all, with the other schedules two per stage at most."""
+    """Return how many micro-batches put as many in flight at once as a real step does.
+
+    A real step has ``num_micro_batches``. With GPipe all are in flight, with the other schedules
+    two per stage at most.
+    """
     return num_micro_batches if schedule == "gpipe" else min(num_micro_batches, 2 * pp)
 
 

@@ -15,8 +15,9 @@ TEMPERATURE = 0.8
 def sample_text(
     parts: StepContext, prompt: list[int], count: int, *, temperature: float = TEMPERATURE
 ) -> list[int]:
-    """At most ``count`` tokens after ``prompt``, equal on all ranks; depends on weights,
-    ``train.seed`` and the arguments only.
+    """Return at most ``count`` tokens after ``prompt``, equal on all ranks.
+
+    They depend on weights, ``train.seed`` and the arguments only.
 
     The whole text, rounded up to a multiple of tp, has at most ``seq_len`` tokens, the number of
     positions of the model. Every replica computes the same; nothing is cached, so each token costs

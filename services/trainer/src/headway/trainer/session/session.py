@@ -63,8 +63,11 @@ class Session:
         rehearses: bool | None = None,
         store_moved: Callable[[], bool] = lambda: False,
     ) -> None:
-        """``store_moved``: whether the node's store made progress since the last call.
-        ``rehearses``: whether a whole step is rehearsed before the first one, None for on GPUs."""
+        """Create a session without a model, which the first ``join`` builds.
+
+        ``store_moved``: whether the node's store made progress since the last call. ``rehearses``:
+        whether a whole step is rehearsed before the first one; None means on GPUs.
+        """
         self.config, self.rank = config, rank
         self.device = torch.device(device)
         self._data_factory = data_factory
@@ -194,8 +197,9 @@ class Session:
             )
 
     def run(self, hooks: StepHooks, until: int | None = None) -> None:
-        """Train from ``self.step`` to the end of the run, or to ``until`` completed
-        steps, or to a stop.
+        """Train from ``self.step`` to the end of the run, to ``until`` steps, or to a stop.
+
+        ``until`` counts completed steps.
 
         Raises:
             Aborted: the generation was fenced. RuntimeError: a peer failed.
@@ -208,8 +212,10 @@ class Session:
         self.spike = ending.spike
 
     def leave(self) -> None:
-        """Release the generation: groups, data, and what an abandoned operation
-        may hold. Never blocks."""
+        """Release the generation; never blocks.
+
+        This frees groups, data, and what an abandoned operation may hold.
+        """
         if self._snapshots is not None:
             try:
                 self._snapshots.finish()
@@ -247,8 +253,10 @@ class Session:
         return Evaluation(context, context.data_parallel()).sample(self.step, prompt, count)
 
     def ready_snapshots(self) -> Snapshots:
-        """The snapshotter of the rank's arena, which the first call creates or
-        opens; after ``join``."""
+        """Return the snapshotter of the rank's arena; called after ``join``.
+
+        The first call creates or opens the arena.
+        """
         if self._snapshots is None:
             if self._open_arena is not None:
                 self._arena = self._open_arena(offsets(self.flats)[1], self._layout())
@@ -256,8 +264,10 @@ class Session:
         return self._snapshots
 
     def _sound_snapshots(self) -> Snapshots:
-        """The same with a new arena if this one was damaged since it was opened: a survivor that
-        kept using it would lose its state at every later recovery."""
+        """Return the snapshotter, with a new arena if this one was damaged since it was opened.
+
+        A survivor that kept using a damaged arena would lose its state at every later recovery.
+        """
         snapshots = self.ready_snapshots()
         try:
             snapshots.check()

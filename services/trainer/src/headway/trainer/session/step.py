@@ -141,8 +141,11 @@ class TrainStep:
         self._data.reduce(action.chunk, step)
 
     def _norm(self, totals: _StepTotals, loss_sum: torch.Tensor) -> None:
-        """The two all-reduces. All gradients were scaled by 1 / (sequences x length); the remaining
-        factor to the true number of tokens is 1 unless labels are masked."""
+        """Make the two all-reduces of a step: the sums for its norm and loss, and the agreement.
+
+        All gradients were scaled by 1 / (sequences x length); the remaining factor to the true
+        number of tokens is 1 unless labels are masked.
+        """
         context = self._context
         self._data.finish(totals.step)
         context.tied.finish()

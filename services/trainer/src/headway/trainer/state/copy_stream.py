@@ -51,8 +51,10 @@ class CopyStream:
             self._stream.synchronize()
 
     def unlock(self, data: npt.NDArray[np.uint8]) -> None:
-        """Unlock a slot that is about to lose its memory: the GPU would keep writing to the old
-        pages."""
+        """Unlock a slot that is about to lose its memory.
+
+        Otherwise the GPU would keep writing to the old pages.
+        """
         self._unlock(data.ctypes.data)
 
     def unlock_all(self) -> None:

@@ -91,8 +91,9 @@ class FlatChunk:
         self.param_shard = self.params[self.start : self.stop]
 
     def views(self, *names: str) -> tuple[torch.Tensor, torch.Tensor]:
-        """``(data, grad)`` of one parameter in its local shape, or of several neighbours as one,
-        joined along the first dimension.
+        """Return ``(data, grad)`` of one parameter in its local shape, or of several neighbours.
+
+        Neighbours are returned as one, joined along the first dimension.
 
         Raises:
             ValueError: they are not neighbours in this order.
@@ -109,9 +110,11 @@ class FlatChunk:
         self.grads.zero_()
 
     def norm_square(self, tp_rank: int) -> torch.Tensor:
-        """Sum of squares of the reduced gradient shard, fp64 scalar; over tp, pp and dp these
-        add up to the square of the global norm, because elements that tp replicates are
-        counted on tp rank 0 only."""
+        """Return the sum of squares of the reduced gradient shard, an fp64 scalar.
+
+        Over tp, pp and dp these add up to the square of the global norm, because elements that tp
+        replicates are counted on tp rank 0 only.
+        """
         low, high = self.replicated if tp_rank else (self.stop, self.stop)
         total = torch.zeros((), dtype=torch.float64, device=self.device)
         for start, stop in ((self.start, min(low, self.stop)), (max(high, self.start), self.stop)):
@@ -121,8 +124,10 @@ class FlatChunk:
         return total
 
     def is_state_finite(self) -> bool:
-        """Whether no element of ``state`` is infinite or NaN. By blocks, because a CPU makes a
-        copy in fp64 of what it sums in fp64."""
+        """Whether no element of ``state`` is infinite or NaN.
+
+        It is checked by blocks, because a CPU makes a copy in fp64 of what it sums in fp64.
+        """
         size = 1 << 20 if self.device.type == "cpu" else self.state.numel()
         blocks = self.state.split(size)  # type: ignore[no-untyped-call]
         return all(math.isfinite(float(block.sum(dtype=torch.float64))) for block in blocks)
@@ -169,11 +174,11 @@ class FlatChunk:
         self.param_shard.copy_(self.master)
 
     def layout_entries(self, base: int = 0) -> list[dict[str, Any]]:
-        """Where each tensor's piece is in a snapshot whose copy of ``state``
-        starts at byte ``base``.
+        """Return where each tensor's piece is in a snapshot.
 
-        One entry for each field and each parameter that this shard touches; ``flat_start`` and
-        ``flat_stop`` count elements in the flattened local piece of the tensor.
+        The snapshot's copy of ``state`` starts at byte ``base``. There is one entry for each field
+        and each parameter that this shard touches; ``flat_start`` and ``flat_stop`` count elements
+        in the flattened local piece of the tensor.
         """
         item = self.state.element_size()
         dtype = str(self.precision.master_dtype).removeprefix("torch.")
@@ -204,8 +209,10 @@ class FlatChunk:
 
 
 def square_sum(values: torch.Tensor) -> torch.Tensor:
-    """Sum of squares in fp64, by cache-sized blocks: 8 times faster on a CPU
-    than a widening norm."""
+    """Return the sum of squares in fp64, computed by cache-sized blocks.
+
+    That is 8 times faster on a CPU than a widening norm.
+    """
     total = torch.zeros((), dtype=torch.float64, device=values.device)
     for block in values.split(1 << 16 if values.device.type == "cpu" else 1 << 26):  # type: ignore[no-untyped-call]
         wide = block.double()
@@ -228,8 +235,11 @@ def _place(specs: Sequence[ParamSpec]) -> tuple[Placed, ...]:
 
 
 def _replicated_range(placed: Sequence[Placed]) -> tuple[int, int]:
-    """The one segment of tp-replicated parameters; raises ValueError if they
-    are not in one piece."""
+    """Return the one segment of tp-replicated parameters.
+
+    Raises:
+        ValueError: they are not in one piece.
+    """
     inside = [index for index, place in enumerate(placed) if place.spec.is_replicated]
     if not inside:
         return 0, 0

@@ -33,8 +33,10 @@ _Array = npt.NDArray[np.float64]
 
 
 def initial_values(spec: ParamSpec, seed: int, start: int, stop: int) -> _Array:
-    """Elements [start, stop) of the flattened local piece of ``spec``, in fp64,
-    shape [stop - start]."""
+    """Return elements [start, stop) of the flattened local piece of ``spec``.
+
+    They are in fp64, of shape [stop - start].
+    """
     if spec.init_from is not None:
         return spec.init_from(seed)[start:stop].astype(np.float64)
     if spec.init_std == 0.0:
@@ -60,8 +62,10 @@ class Drawing:
         self._threads.shutdown(cancel_futures=True)
 
     def values(self, spec: ParamSpec, start: int, stop: int) -> Iterator[tuple[int, _Array]]:
-        """(position, values) of pieces of at most ``PIECE`` elements that make up [start, stop),
-        in order; a few are drawn ahead."""
+        """Yield (position, values) of the pieces that make up [start, stop), in order.
+
+        A piece has at most ``PIECE`` elements; a few pieces are drawn ahead.
+        """
         ahead: deque[tuple[int, Future[_Array]]] = deque()
         for low, high in _pieces(spec, start, stop):
             future = self._threads.submit(initial_values, spec, self._seed, low, high)
@@ -83,8 +87,11 @@ def _pieces(spec: ParamSpec, start: int, stop: int) -> Iterator[tuple[int, int]]
 
 
 def _layout(spec: ParamSpec) -> tuple[int, int, int]:
-    """Of the local piece in the flattened global tensor: the length of each contiguous run, the
-    distance from run to run, and where the first one begins."""
+    """Return where the local piece is in the flattened global tensor.
+
+    The result is the length of each contiguous run, the distance from run to run, and where the
+    first one begins.
+    """
     if spec.tp_dim is None:
         return spec.numel, spec.numel, 0
     run = math.prod(spec.shape[spec.tp_dim :])

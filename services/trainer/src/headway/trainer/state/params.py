@@ -93,8 +93,10 @@ class ParamSpec:
 
 
 class Parameter:
-    """A spec bound to memory: ``data`` (compute type) and ``grad`` (master type),
-    views of flat buffers."""
+    """A spec bound to memory.
+
+    ``data`` (compute type) and ``grad`` (master type) are views of flat buffers.
+    """
 
     __slots__ = ("data", "grad", "spec")
 
@@ -109,8 +111,10 @@ class Parameter:
 
 
 class JoinedParameter(Parameter):
-    """Neighbours in the flat buffers as one matrix: the rows of the first above those of the
-    next."""
+    """Neighbours in the flat buffers as one matrix.
+
+    The rows of the first are above those of the next.
+    """
 
     __slots__ = ("parts",)
 

@@ -48,7 +48,7 @@ class Extra:
     fingerprint: str = ""
     """Fingerprint of the training data, "" if this rank has read none; other data are refused."""
     validation_fingerprint: str = ""
-    """The same for the validation data."""
+    """Fingerprint of the validation data, "" if this rank has read none; other data are refused."""
     skipped: int = 0
     """Steps so far whose update was skipped: the optimizer's count is ``step - skipped``."""
     skipped_in_row: int = 0
@@ -95,8 +95,7 @@ def layout(flats: Sequence[FlatChunk], grid: Grid, rank: int) -> bytes:
 
 
 class Snapshots:
-    """Seals the chunks' state into ``arena``; without one every call succeeds
-    and nothing is kept."""
+    """Seals the chunks' state into ``arena``; without one every call succeeds and keeps nothing."""
 
     def __init__(self, arena: Arena | None, flats: Sequence[FlatChunk]) -> None:
         self._arena, self._flats = arena, flats
@@ -116,8 +115,9 @@ class Snapshots:
         self._gpu = CopyStream(device) if arena is not None and device.type == "cuda" else None
 
     def lock(self) -> None:
-        """Page-lock the slots that snapshots will use, on GPUs; before anything waits for a peer,
-        so that no step has to wait for it.
+        """Page-lock the slots that snapshots will use, on GPUs.
+
+        It is called before anything waits for a peer, so that no step has to wait for it.
 
         Raises:
             InputError: shared memory is full.
@@ -169,8 +169,9 @@ class Snapshots:
         self._jobs.put(job)
 
     def finish(self) -> None:
-        """Wait until the current snapshot is sealed; a memory copy that depends
-        on no other process.
+        """Wait until the current snapshot is sealed.
+
+        That is a memory copy, which depends on no other process.
 
         Raises:
             HeadwayError: sealing failed.
@@ -192,8 +193,7 @@ class Snapshots:
         return bool(self._unseen())
 
     def withdraw(self) -> bool:
-        """Remove the durable mark of the snapshot that is not committed yet;
-        False if there is none."""
+        """Remove the durable mark of the uncommitted snapshot; False if there is none."""
         unseen = self._unseen()
         for info in unseen:
             assert self._arena is not None
@@ -206,8 +206,10 @@ class Snapshots:
         return bool(self._uncommitted())
 
     def judge(self, *, is_doubtful: bool) -> None:
-        """Record whether what is not committed yet is good for recovery only, so that no store
-        makes a checkpoint of it when its machine is about to end."""
+        """Record whether what is not committed yet is good for recovery only.
+
+        Then no store makes a checkpoint of it when its machine is about to end.
+        """
         for info in self._uncommitted():
             assert self._arena is not None
             self._arena.doubt(info, is_doubtful)
@@ -250,8 +252,7 @@ class Snapshots:
             self._arena.check()
 
     def forget(self, step: int = -1) -> None:
-        """Drop every snapshot after ``step``, because the state was restored
-        from another source."""
+        """Drop every snapshot after ``step``: the state was restored from another source."""
         if self._arena is not None:
             self._arena.invalidate_newer(step)
         self._sealed = -1
@@ -301,8 +302,11 @@ class Snapshots:
             self._gpu.unlock_all()
 
     def _free_slot(self, arena: Arena, step: int, generation: int) -> ArenaSlot:
-        """A slot to write. If there is no memory for it although one is being read, that one is
-        given up: a snapshot in memory matters more than a checkpoint."""
+        """Return a slot to write.
+
+        If there is no memory for it although one is being read, that one is given up: a snapshot in
+        memory matters more than a checkpoint.
+        """
         try:
             return arena.begin(step, generation)
         except InputError as error:

@@ -19,9 +19,12 @@ _DEVICE_WORDS = ("CUDA error", "ncclUnhandledCudaError", "CUDNN_STATUS_EXECUTION
 
 
 def reason_of(error: BaseException) -> Reason:
-    """``peer`` for what our store and channels raise when a connection ends, and for the one NCCL
-    code that means a remote process; ``transport`` for two codes that NCCL gives for a connection
-    that a dead peer has closed, and for a fault of this machine as well (a socket, an adapter).
+    """Return the reason that ``error`` stands for: a lost peer, the transport, or this rank.
+
+    It is ``peer`` for what our store and channels raise when a connection ends, and for the one
+    NCCL code that means a remote process; ``transport`` for two codes that NCCL gives for a
+    connection that a dead peer has closed, and for a fault of this machine as well (a socket, an
+    adapter).
 
     torch has one type for all NCCL errors, so the code is read from the text. Other codes (a CUDA
     error during a collective, a bad argument) are this rank's own failures.
@@ -36,16 +39,20 @@ def reason_of(error: BaseException) -> Reason:
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Whether memory ran out on the device that computes: CUDA's own type, Python's, or the
-    RuntimeError of torch's allocator for CPUs, which has no type and is known by its text."""
+    """Whether memory ran out on the device that computes.
+
+    ``error`` is then of CUDA's own type or Python's, or is the RuntimeError of torch's allocator
+    for CPUs, which has no type and is known by its text.
+    """
     if isinstance(error, MemoryError | torch.OutOfMemoryError):
         return True
     return isinstance(error, RuntimeError) and any(word in str(error) for word in _MEMORY_WORDS)
 
 
 def breaks_device(error: BaseException) -> bool:
-    """Whether CUDA has failed or NCCL is stuck, in ``error`` or in the errors during whose handling
-    it was raised.
+    """Whether CUDA has failed or NCCL is stuck.
+
+    This is looked for in ``error`` and in the errors during whose handling it was raised.
 
     Most CUDA errors (an illegal access, an uncorrectable ECC error, a GPU off the bus) stay in the
     process's context, and every later call fails with them; CUDA does not report which ones. So

@@ -71,8 +71,10 @@ class Silence:
 
 
 class Link:
-    """``send`` may be called from any thread; ``on_message`` runs on the link's own
-    thread and must not block, as does ``on_silence``, which gets the seconds of ``Silence``.
+    """The connection of a worker to its executor.
+
+    ``send`` may be called from any thread; ``on_message`` runs on the link's own thread and must
+    not block, and so does ``on_silence``, which gets the seconds of ``Silence``.
 
     The socket is a DEALER over ``ipc``; it reconnects to a restarted executor automatically. Beats
     sent meanwhile are dropped, since the next one replaces them; everything else is queued here, at

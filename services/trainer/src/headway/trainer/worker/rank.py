@@ -99,8 +99,10 @@ class NodeResources:
 
 
 class Rank:
-    """Created when a worker gets a rank and kept over generations, with
-    model, buffers and arena."""
+    """The rank of a worker, with model, buffers and arena.
+
+    It is created when a worker gets a rank and kept over generations.
+    """
 
     def __init__(self, context: RankContext, rank: int) -> None:
         self._context, self.rank, self.config = context, rank, context.config
@@ -126,8 +128,9 @@ class Rank:
         )
 
     def serve(self, assign: Assign, lookup: Callable[[int], StoreEndpoint]) -> None:
-        """Join the generation, restore, train to the end of the run; leaves the
-        groups in every case.
+        """Join the generation, restore, and train to the end of the run.
+
+        It leaves the groups in every case.
 
         Raises:
             Aborted: the generation was fenced. RuntimeError: a peer failed.
@@ -194,8 +197,10 @@ class Rank:
             self._node.arena.close()
 
     def _restore_twice(self, assign: Assign, groups: Groups) -> None:
-        """Once more if memory ran out: a process that was ended a moment ago may still hold its
-        own, on a GPU or in RAM."""
+        """Join the groups and restore, once more if memory ran out.
+
+        A process that was ended a moment ago may still hold its memory, on a GPU or in RAM.
+        """
         try:
             self._session.join(groups)
             self._restore(assign)
@@ -235,8 +240,11 @@ class Rank:
         log.info("restored", generation=assign.generation, source=source, step=restore.step)
 
     def _restored(self, nbytes: int) -> None:
-        """More of the state is there. Beats report it, so that the driver waits for the rest, and
-        the flight ring shows it to the monitor."""
+        """Note that ``nbytes`` more of the state are there.
+
+        Beats report it, so that the driver waits for the rest, and the flight ring shows it to the
+        monitor.
+        """
         self._context.fence.check()
         view = self._context.view
         view.restored_bytes += nbytes
@@ -260,8 +268,10 @@ class Rank:
         return f"the newest is of step {found.step}"
 
     def _read_doubted(self, restore: Restore) -> None:
-        """Read a part that another reader could not read, before the ranks join, so that its own
-        rank does not try again before this one has. Bytes that take too long count as good.
+        """Read a part that another reader could not read, before the ranks join.
+
+        Its own rank then does not try again before this one has. Bytes that take too long count as
+        good.
 
         Raises:
             BadCheckpointError: this rank cannot read it either.
@@ -323,8 +333,11 @@ class Rank:
 
 
 def data_readers(config: RunConfig, rank: int) -> list[int]:
-    """Ranks of this node that read the same stream, all tp ranks: the first and last stages of a
-    replica, and with ``model.document_end`` also those between, which need the borders."""
+    """Return the ranks of this node that read the same stream.
+
+    They are all tp ranks of the first and last stages of a replica, and with
+    ``model.document_end`` also those of the stages between, which need the borders.
+    """
     grid = config.parallel.grid
     placement = Placement(grid, config.launch.ranks_per_node)
     place = grid.coordinates(rank)
@@ -345,8 +358,10 @@ def replica_stream(
     readers: int,
     fingerprint: str = "",
 ) -> StreamSpec:
-    """The stream of one replica. Validation repeats its first ``eval_batches``
-    global batches forever."""
+    """Return the specification of one replica's stream.
+
+    Validation repeats its first ``eval_batches`` global batches forever.
+    """
     train = config.train
     return stream_spec(
         config.data.path,

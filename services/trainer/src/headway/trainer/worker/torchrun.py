@@ -69,8 +69,10 @@ class Place:
 
     @property
     def host(self) -> str:
-        """The address to listen on: loopback on one machine, else that of the
-        route to the master."""
+        """The address to listen on.
+
+        It is loopback on one machine, else the address of the route to the master.
+        """
         if self.world_size == self.local_world_size:
             return "127.0.0.1"
         with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:

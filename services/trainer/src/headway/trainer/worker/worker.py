@@ -78,8 +78,10 @@ class Worker:
 
     # ---- the link's thread --------------------------------------------------------------------
     def beat(self) -> WorkerBeat:
-        """What this worker is and does now. Sent from a thread that no collective holds up, which
-        the flight ring shows, too."""
+        """Return what this worker is and does now.
+
+        It is sent from a thread that no collective holds up, which the flight ring shows, too.
+        """
         v, rank = self.view, self._rank
         if rank is not None:
             rank.count_life()

@@ -122,7 +122,7 @@ class _Requests:
                 log.warning("the socket was removed, and is there again", path=str(self._path))
 
     def recv(self, size: int) -> bytes:
-        """As ``socket.recv``; TimeoutError after one pause between two beats."""
+        """Receive as ``socket.recv`` does; TimeoutError after one pause between two beats."""
         return self._socket.recv(size)
 
     def close(self) -> None:
@@ -130,8 +130,11 @@ class _Requests:
 
 
 def fork() -> int:
-    """``os.fork``, with SIGTERM held back: a signal that came while hooks of the fork run would be
-    lost, since Python ignores what they raise. The child takes it after ``_become_worker``."""
+    """Call ``os.fork`` with SIGTERM held back.
+
+    A signal that came while hooks of the fork run would be lost, since Python ignores what they
+    raise. The child takes it after ``_become_worker``.
+    """
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
     pid = -1
     try:

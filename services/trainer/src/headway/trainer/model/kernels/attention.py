@@ -64,8 +64,10 @@ def _pieces(x: torch.Tensor, ranges: list[tuple[int, int]]) -> tuple[torch.Tenso
 
 
 class _Pieces(torch.autograd.Function):
-    """Overlapping pieces [start, stop) of the sequence, as views: autograd's own slices would fill
-    a whole tensor with zeros for the gradient of each."""
+    """Overlapping pieces [start, stop) of the sequence, as views.
+
+    Autograd's own slices would fill a whole tensor with zeros for the gradient of each.
+    """
 
     @staticmethod
     def forward(
@@ -93,8 +95,10 @@ def _fused(
 
 
 def _band(queries: int, keys: int, window: int, like: torch.Tensor) -> torch.Tensor:
-    """What is added to scores [queries, keys], which end at the same token: 0 where a query sees
-    the key, else -inf."""
+    """Return what is added to scores [queries, keys]: 0 where a query sees the key, else -inf.
+
+    Queries and keys end at the same token.
+    """
     at = torch.arange(keys - queries, keys, device=like.device)[:, None]
     distance = at - torch.arange(keys, device=like.device)
     hidden = (distance < 0) | (distance >= window)

@@ -89,8 +89,10 @@ def _joined(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, queries: int) -> 
 def split_heads_on_cpu(
     qkv: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, queries: int
 ) -> Three:
-    """``split_heads`` as one complex product over whole contiguous rows, with factor 1 for v: torch
-    without a compiler takes 40 times as long on a CPU for strided halves."""
+    """Do ``split_heads`` as one complex product over whole contiguous rows, with factor 1 for v.
+
+    Torch without a compiler takes 40 times as long on a CPU for strided halves.
+    """
     half = cos.shape[-1]
     if any(stride % 2 for stride in qkv.stride()[:2]):  # pairs are read as complex numbers
         qkv = qkv.contiguous()

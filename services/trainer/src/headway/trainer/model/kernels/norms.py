@@ -10,8 +10,10 @@ Three = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 
 
 def layer_norm(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, eps: float) -> Three:
-    """``(y, mean, rstd)`` over the last dimension (Ba et al., arXiv 1607.06450). Statistics and
-    weights are in fp32 or better, y in the type of x."""
+    """Return ``(y, mean, rstd)`` over the last dimension (Ba et al., arXiv 1607.06450).
+
+    Statistics and weights are in fp32 or better, y in the type of x.
+    """
     wide = x.to(weight.dtype)  # a compiler would round the statistics of a narrow x
     y, mean, rstd = torch.native_layer_norm(wide, x.shape[-1:], weight, bias, eps)
     return y.to(x.dtype), mean, rstd
@@ -51,8 +53,11 @@ def layer_norm_backward(
 
 
 def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> Two:
-    """``(y, rstd)``: x over the root of its mean square (Zhang and Sennrich, arXiv 1910.07467).
-    Computed in the type of ``weight``, y in that of x."""
+    """Return ``(y, rstd)``: x over the root of its mean square.
+
+    See Zhang and Sennrich, arXiv 1910.07467. It is computed in the type of ``weight``; y is in that
+    of x.
+    """
     wide = x.to(weight.dtype)
     rstd = (wide.square().mean(-1, keepdim=True) + eps).rsqrt()
     return (wide * rstd * weight).to(x.dtype), rstd
@@ -70,8 +75,11 @@ def rms_norm_backward(
 
 
 def rms_norm_on_cpu(x: torch.Tensor, weight: torch.Tensor, eps: float) -> Two:
-    """``rms_norm`` in place in one wide copy: without a compiler each further buffer is as slow as
-    the computation (0.6 against 1.1 ms for 4,096 rows of 384)."""
+    """Compute ``rms_norm`` in place in one wide copy.
+
+    Without a compiler each further buffer is as slow as the computation (0.6 against 1.1 ms for
+    4,096 rows of 384).
+    """
     wide = x.to(weight.dtype, copy=True)
     norm = torch.linalg.vector_norm(wide, dim=-1, keepdim=True)
     rstd = norm.square_().div_(x.shape[-1]).add_(eps).rsqrt_()

@@ -19,8 +19,11 @@ from headway.trainer.model.kernels.norms import Three, Two
 
 
 def softmax_rows(logits: torch.Tensor, dtype: torch.dtype) -> Three:
-    """``(exponentials, highest, total)`` of rows [N, V]: exp(logits - highest) in ``dtype``, and
-    each row's highest logit and sum of exponentials, [N]."""
+    """Return ``(exponentials, highest, total)`` of rows [N, V].
+
+    They are exp(logits - highest) in ``dtype``, and each row's highest logit and sum of
+    exponentials, [N].
+    """
     wide = logits.to(dtype)
     highest = wide.amax(-1)
     exponentials = (wide - highest[:, None]).exp()
@@ -53,8 +56,10 @@ _watchers: list[Callable[[], object]] = []
 
 @contextmanager
 def watching(watcher: Callable[[], object]) -> Iterator[None]:
-    """Call ``watcher`` before each compiled operation in the block, any of which may take seconds
-    to compile."""
+    """Call ``watcher`` before each compiled operation in the block.
+
+    Any of them may take seconds to compile.
+    """
     _watchers.append(watcher)
     try:
         yield
@@ -81,8 +86,11 @@ ON_CPU = Kernels(
 
 
 def kernels(device: torch.device, *, compile_each: bool) -> Kernels:
-    """The operations for ``device``; ``compile_each`` compiles every one for the shapes it meets
-    (``train.compile``), which takes a C++ compiler and some seconds at the first step."""
+    """Return the operations for ``device``.
+
+    ``compile_each`` compiles every one for the shapes it meets (``train.compile``), which takes a
+    C++ compiler and some seconds at the first step.
+    """
     if compile_each:
         # a pool of compiler processes would outlive a worker that is killed
         os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")
