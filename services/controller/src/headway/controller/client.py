@@ -1,5 +1,8 @@
-"""What others import: reopen or fork an ended run, replay its decisions, read its commands and what
-a damaged journal has left."""
+"""What other packages import from the controller.
+
+Reopen or fork an ended run, replay its decisions, read its commands, and read what a damaged
+journal has left.
+"""
 
 from __future__ import annotations
 

@@ -202,15 +202,18 @@ class Core:
         self._sent.pop(_ROUND, None)
 
     def is_round_due(self) -> bool:
-        """Whether to look at all workers again for orders to repeat;
-        beats make each node looked at."""
+        """Whether to look at all workers again for orders to repeat.
+
+        Beats make the phases look at single nodes before that.
+        """
         return self.due(*_ROUND)
 
     def fence(
         self, reason: str, *, is_symptom: bool = False, is_counted: bool = True
     ) -> list[Action]:
-        """End the generation. A symptom is what a survivor felt;
-        the cause may be reported later, or never."""
+        """End the generation and start a recovery.
+
+        A symptom is what a surviving rank noticed; the cause may be reported later, or never."""
         step = self.step
         if not self.members.vacant:  # a rank that died may have been the one that reports
             self.answered = max(self.answered, self.applied)
@@ -324,7 +327,7 @@ class Core:
         return Send(self.fleet.home[name], message)
 
     def to_worker(self, name: str, **order: object) -> Send:
-        """The same for the orders of ``ToWorker``."""
+        """Send an order of ``ToWorker`` to a worker through its executor."""
         message = ToWorker(run_id=self.run_id, epoch=self.epoch, worker=name, **order)  # type: ignore[arg-type]
         return self.order_worker(name, message)
 

@@ -1,5 +1,7 @@
-"""The crash brake: counts what led back to a step,
-and names what has done so too often to be an accident."""
+"""The crash brake: notice a run that keeps falling back to the same step.
+
+It counts what led back to a step, and names what has done so too often to be an accident.
+"""
 
 from __future__ import annotations
 

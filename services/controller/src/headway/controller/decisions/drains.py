@@ -62,8 +62,10 @@ class Drains:
         return [Log("draining", fields), *self.look(core)]
 
     def look(self, core: Core) -> list[Action]:
-        """Called at each tick: let nodes leave whose time has come, ask for the checkpoint of the
-        others."""
+        """Let nodes leave whose time has come, and ask for the checkpoint of the others.
+
+        Called at each tick.
+        """
         self._follow(core)
         actions: list[Action] = []
         waiting: list[int] = []
@@ -130,8 +132,11 @@ class Drains:
 
 
 def _enough(core: Core) -> float:
-    """A checkpoint of a later step than this loses nothing while the ranks do not step: the stores
-    write what they hold in memory."""
+    """Return the step after which a checkpoint loses nothing.
+
+    A later checkpoint loses nothing while the ranks do not step, because the stores write what they
+    hold in memory. Infinity while the ranks step.
+    """
     return step_in_memory(core) - 1 if is_still(core) else math.inf
 
 

@@ -87,8 +87,10 @@ class Effects:
         return [action]
 
     def settle(self, action: Action, error: str | None = None) -> bool:
-        """Take in an answer; False when the action is not the newest of its kind,
-        or was answered before."""
+        """Take in an answer and return whether it counts.
+
+        False when the action is not the newest of its kind, or was answered before.
+        """
         effect = self._effects.get(_key(action))
         self._open.pop(_key(action), None)
         if effect is None or effect.action != action or effect.answered_at is not None:
@@ -121,8 +123,10 @@ class Effects:
         return (kind.__name__, node) in self._effects
 
     def tried_at(self, kind: type[Fallible], node: int = -1) -> float | None:
-        """When the newest attempt was answered, or given up as unanswered;
-        None while it may still help."""
+        """When the newest attempt was answered, or given up as unanswered.
+
+        None while it may still help.
+        """
         effect = self._effects.get((kind.__name__, node))
         if effect is None:
             return None

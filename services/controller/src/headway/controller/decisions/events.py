@@ -1,5 +1,6 @@
-"""The driver's own events and actions; everything else it decides on is a message of
-``headway.common``.
+"""The driver's own events and actions.
+
+Everything else it decides on is a message of ``headway.common``.
 
 Actions that may fail come back as ``Done`` or ``Failed``; until then their effect counts as not
 there. ``Send`` and ``Log`` never come back: what they cause is repeated until its effect shows, or
@@ -38,8 +39,10 @@ class DurableFound(Event):
 
 @dataclass(frozen=True)
 class ExecutorEnded(Event):
-    """The engine knows that the node's executor has ended:
-    it is started again without waiting for its silence."""
+    """The engine knows that the node's executor has ended.
+
+    It is started again without waiting for the node to fall silent.
+    """
 
     node: int
 
@@ -96,7 +99,7 @@ class VerdictReceived(Event):
     service: str = ""
     detail: str = ""
     silence_s: float = 0.0
-    """Of a hang that may still pass: how long nothing had moved when it was named."""
+    """How long nothing had moved when a hang that may still pass was named."""
 
 
 # ---- what to do -------------------------------------------------------------------------------
@@ -129,8 +132,10 @@ class BeginGeneration(Action):
 
 @dataclass(frozen=True)
 class FindDurable(Action):
-    """Look for the newest complete checkpoint of any step but ``bad``; answered by
-    ``DurableFound``."""
+    """Look for the newest complete checkpoint of any step but ``bad``.
+
+    Answered by ``DurableFound``.
+    """
 
     bad: tuple[int, ...] = ()
     marked: int = -1
@@ -151,8 +156,10 @@ class CheckCheckpoint(Action):
 
 @dataclass(frozen=True)
 class AwaitCheckpoint(Action):
-    """Look for a complete checkpoint of a later step than ``after``; ``Failed`` while there is
-    none."""
+    """Look for a complete checkpoint of a later step than ``after``.
+
+    ``Failed`` while there is none.
+    """
 
     after: int
 
@@ -173,8 +180,10 @@ class ReleaseNode(Action):
 
 @dataclass(frozen=True)
 class Remember(Action):
-    """Keep what a successor must know:
-    the brake's counts, lost and evicted nodes, bad checkpoints."""
+    """Keep what a successor must know.
+
+    That is the brake's counts, lost and evicted nodes, and bad checkpoints.
+    """
 
     memory: Memory
 
@@ -212,7 +221,7 @@ class Memory:
     losses: tuple[tuple[int, int], ...] = ()
     """(node, how often it was given up)."""
     failures: tuple[tuple[int, int, int, str, bool, int], ...] = ()
-    """As ``Failures.kept``: which nodes' ranks have failed within the hour."""
+    """Which nodes' ranks have failed within the hour, in the form of ``Failures.kept``."""
     waited_s: float = 0.0
     """How long a node with ranks has been missing, in whole minutes."""
     recoveries: tuple[float, ...] = ()
@@ -236,8 +245,10 @@ class Memory:
     again."""
 
     def reopened(self) -> Memory:
-        """What still holds when a run continues after its end: by then checkpoints may be repaired,
-        nodes replaced, and the cause of spikes removed."""
+        """Return what still holds when a run continues after its end.
+
+        By then checkpoints may be repaired, nodes replaced, and the cause of spikes removed.
+        """
         passes = tuple((step, samples, 0) for step, samples, _ in self.passes)
         return dataclasses.replace(self, bad_checkpoints=(), drains=(), passes=passes)
 

@@ -1,5 +1,8 @@
-"""Which nodes' ranks keep dying, counted per node for an hour, and what a recovery costs: the time
-from a fence until all ranks step again."""
+"""Which nodes' ranks keep dying, and what a recovery costs.
+
+Failures are counted per node for an hour. The cost is the time from a fence until all ranks step
+again.
+"""
 
 from __future__ import annotations
 
@@ -50,8 +53,11 @@ class Failures:
         ]
 
     def add(self, new: Failure) -> bool:
-        """Count a failure; False if it is known: a node's ranks may all fall together, and an
-        exception that repeats at one step is the code's."""
+        """Count a failure and return whether it is new; a known one is not counted.
+
+        A node's ranks may all fall together, and an exception that repeats at one step is the
+        code's fault.
+        """
         self._all = [one for one in self._all if new.at - one.at < WINDOW_S]
         for one in self._all:
             # such as two messages on memory that differ in the bytes that are free
@@ -63,9 +69,11 @@ class Failures:
         return True
 
     def excess(self, node: int, now: float) -> int:
-        """How many more failures the node has had within the hour than any other: what happens on
-        all of them is not the fault of one. An exception that another node has raised, too, does
-        not count."""
+        """How many more failures the node has had within the hour than any other node.
+
+        What happens on all nodes is not the fault of one. An exception that another node has
+        raised, too, does not count.
+        """
         recent = [one for one in self._all if now - one.at < WINDOW_S]
         nodes_of: dict[str, set[int]] = {}
         for one in recent:

@@ -1,5 +1,7 @@
-"""Nodes and their workers as the newest beats show them,
-indexed so that a beat costs the same at any size."""
+"""Nodes and their workers as the newest beats show them, indexed by state.
+
+The indexes make a beat cost the same at any size.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +30,7 @@ class Node:
     """Why a lost node may not return at its next beat:
     ``gone``, ``evicted``, ``trouble`` or ``verdict``."""
     excluded_process: tuple[int, int] = (-1, -1)
-    """Who beat when it was excluded: beats of that executor may still be in a socket."""
+    """The executor that beat when it was excluded; its beats may still be in a socket."""
     is_released: bool = False
     """The engine has taken the machine of an evicted node away;
     what reports from now on was started anew."""
@@ -40,7 +42,7 @@ class Node:
     process: tuple[int, int] = (-1, -1)
     """Incarnation and pid of its executor."""
     version: int = -1
-    """Of the newest full beat, -1 before the first."""
+    """The version of the newest full beat, -1 before the first."""
     workers: dict[str, WorkerBeat] = field(default_factory=dict)
     services: dict[str, int] = field(default_factory=dict)
     ranks: tuple[int, ...] = ()
@@ -65,8 +67,7 @@ class Node:
 
 @dataclass(slots=True)
 class Change:
-    """A worker that is not as it was, in more than its step;
-    None where there was, or is, no such worker."""
+    """A worker that changed in more than its step; None where there was, or is, none."""
 
     worker: str
     old: WorkerBeat | None
@@ -102,7 +103,7 @@ class Fleet:
         self.unreachable: dict[int, None] = {}
         """Nodes that carry ranks and are silent or lost."""
         self.lost_carriers: dict[int, None] = {}
-        """Of those, the lost ones."""
+        """Nodes that carry ranks and are lost."""
         self.excluded: dict[int, None] = {}
         """Lost nodes that do not return at their next beat."""
         self.bare: dict[int, None] = {}
@@ -137,8 +138,9 @@ class Fleet:
         return [number for number, node in self.nodes.items() if node.ranks]
 
     def spare_for(self, number: int) -> int | None:
-        """The spare to take over from the node:
-        one in good order, rather one that was never given up."""
+        """Return the spare to take over from the node, None without a ready one.
+
+        A spare that was never given up comes first."""
         ready = (n for n in self.ready_spares() if n != number)
         return min(ready, key=lambda n: (self.nodes[n].losses, n), default=None)
 
@@ -170,8 +172,7 @@ class Fleet:
 
     # ---- beats ----------------------------------------------------------------------------------
     def receive(self, beat: NodeBeat, now: float) -> Received | None:
-        """Take in a beat; None when it is not from a node of the run,
-        or from an executor that has ended."""
+        """Take in a beat; None if it is of an unknown node or of an ended executor."""
         node = self.nodes.get(beat.node)
         if node is None:
             return None
@@ -285,8 +286,9 @@ class Fleet:
 
     # ---- nodes ----------------------------------------------------------------------------------
     def miss(self, node: Node) -> None:
-        """The node is silent. What comes next may be a new machine
-        that counts as the old one did."""
+        """Record that the node is silent.
+
+        What comes next may be a new machine that counts as the old one did."""
         node.is_missed, node.fell_silent, node.version = True, True, -1
         self.bare.pop(node.number, None)
         if node.status != "lost":

@@ -1,4 +1,7 @@
-"""Who holds which rank, and how many of them are in which state, counted as they change."""
+"""The workers that hold the ranks, and how many of them are in which state.
+
+The numbers are kept up as the states change.
+"""
 
 from __future__ import annotations
 
@@ -20,8 +23,11 @@ _VACANT: Counted = (MISSING, False, False)
 
 
 class Members:
-    """``workers`` maps ranks to the workers of the current generation,
-    or of the one that is being made."""
+    """The workers that hold the ranks of the run, and the states of the ranks.
+
+    ``workers`` maps ranks to the workers of the current generation, or of the one that is being
+    made.
+    """
 
     def __init__(self, ranks: Iterable[int]) -> None:
         self.workers: dict[int, str] = {}
@@ -30,7 +36,7 @@ class Members:
         self.statuses: Counter[RankState] = Counter()
         """Status of a rank -> number of ranks, over the whole run."""
         self.current: Counter[RankState] = Counter()
-        """The same of those in the current generation only."""
+        """Status of a rank -> number of ranks, in the current generation only."""
         self.num_paused = 0
         self.vacant: dict[int, None] = {}
         """Ranks without a living worker."""

@@ -22,8 +22,10 @@ _HAPPENED = {"error": "failed", "transport": "failed", "peer": "lost a peer"}
 
 
 def on_beat(core: Core, beat: NodeBeat) -> tuple[int | None, list[Action]]:
-    """Returns the node when something of it has changed that phases look at,
-    and what follows at once."""
+    """Take in a node's beat and return what follows from it.
+
+    Returns the node when something of it has changed that phases look at, and what follows at once.
+    """
     if beat.run_id and beat.run_id != core.run_id:
         return None, []
     received = core.fleet.receive(beat, core.clock.now)

@@ -10,8 +10,11 @@ SAVE_S = 3.0
 
 
 def replace(core: Core) -> list[Action]:
-    """Move ranks to ready spares: those of lost nodes, of nodes that came back from a silence
-    without a worker, and of nodes whose ranks keep dying."""
+    """Move ranks to ready spares.
+
+    They come from lost nodes, from nodes that came back from a silence without a worker, and from
+    nodes whose ranks keep dying.
+    """
     return [*_give_way(core), *replace_lost(core)]
 
 
@@ -49,8 +52,11 @@ def _give_way(core: Core) -> list[Action]:
 
 
 def giving_way(core: Core) -> list[int]:
-    """Nodes whose ranks keep dying, beside a warm spare. They hold the newest state in memory,
-    which the stores make durable before such a node gives way."""
+    """Return the nodes whose ranks keep dying, where a warm spare could replace them.
+
+    They hold the newest state in memory, which the stores make durable before such a node gives
+    way.
+    """
     return [
         number
         for number in sorted(core.failures.nodes & core.fleet.nodes.keys())

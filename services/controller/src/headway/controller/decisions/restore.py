@@ -1,5 +1,7 @@
-"""Which copies of the state there are:
-sealed in arenas, durable in the folder, or known to be bad."""
+"""Which copies of the state there are.
+
+They are sealed in arenas, durable in the folder, or known to be bad.
+"""
 
 from __future__ import annotations
 
@@ -51,9 +53,11 @@ class Copies:
         self.bad_snapshots[rank, step] = None
 
     def unreadable(self, generation: int, restore: Restore, rank: int, part: int) -> bool:
-        """``rank`` could not read the part of rank ``part``. Whether that condemns the checkpoint,
-        so that it is never restored again: if it was the second reader of a part in doubt. Else the
-        part is in doubt from now on, which may be this rank's or its node's own trouble.
+        """Note that ``rank`` could not read the part of rank ``part``.
+
+        Returns whether that condemns the checkpoint, so that it is never restored again: it does if
+        this was the second reader of a part in doubt. Else the part is in doubt from now on, since
+        the cause may be in this rank or its node.
         """
         if rank == restore.reader and part == restore.doubted:
             self.bad_checkpoints.add(restore.step)
@@ -65,8 +69,11 @@ class Copies:
         return False
 
     def with_reader(self, restore: Restore, rank_nodes: Mapping[int, int]) -> Restore:
-        """Name a second reader for a part in doubt: on another node than the rank whose part it is,
-        or else another process; that rank itself only if the run has no other."""
+        """Name a second reader for a part in doubt.
+
+        It is on another node than the rank whose part it is, or else another process; that rank
+        itself reads only if the run has no other.
+        """
         if restore.source != "durable" or restore.step not in self._doubts:
             return restore
         _, part = self._doubts[restore.step]
@@ -90,13 +97,19 @@ class Copies:
         }
 
     def restarted(self, step: int) -> None:
-        """Forget bad checkpoints beyond ``step``: the generation that restarts there has marked
-        them obsolete, and one of the same step that it writes is another one."""
+        """Forget bad checkpoints beyond ``step``, at which a generation restarts.
+
+        That generation has marked them obsolete, and one of the same step that it writes is another
+        one.
+        """
         self.bad_checkpoints = {bad for bad in self.bad_checkpoints if bad <= step}
 
     def renewed(self) -> bool:
-        """Forget bad snapshots and parts in doubt: every rank restored another copy,
-        which frees the slots of newer ones, or could read its part."""
+        """Forget bad snapshots and parts in doubt, and return whether a snapshot was bad.
+
+        Called once every rank has restored another copy, which frees the slots of newer ones, or
+        could read its part.
+        """
         found = bool(self.bad_snapshots)
         self.bad_snapshots.clear()
         self._doubts.clear()

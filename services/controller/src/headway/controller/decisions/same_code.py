@@ -13,8 +13,11 @@ AGAIN_S = 30.0
 
 
 def watch(core: Core) -> list[Action]:
-    """Called at each tick: name nodes whose standbys are of another code, and have their zygotes
-    started again while a rank needs them, in case the source was restored."""
+    """Report nodes whose standbys have other code, and restart their zygotes.
+
+    Called at each tick. Zygotes are started again while a rank needs them, in case the source was
+    restored.
+    """
     actions: list[Action] = []
     for number, source in _others(core).items():
         if core.odd_code.get(number) != source:
@@ -33,8 +36,10 @@ def watch(core: Core) -> list[Action]:
 
 
 def refused_nodes(core: Core) -> list[int]:
-    """Nodes that report, lack a worker for one of their ranks, and have only workers of another
-    code left."""
+    """Return nodes that have only workers of other code for one of their ranks.
+
+    They report, and lack a worker for the rank.
+    """
     nodes = sorted({core.fleet.rank_nodes[rank] for rank in core.members.vacant})
     others = _others(core) if nodes else {}
     return [n for n in nodes if n in others and core.fleet.nodes[n].status == "active"]
@@ -50,8 +55,10 @@ def code_sentence(core: Core, nodes: list[int]) -> str:
 
 
 def _others(core: Core) -> dict[int, str]:
-    """Node -> digest of its standbys' source, of the nodes whose standbys are all of another one
-    than the run's."""
+    """Node -> digest of its standbys' source, where it is not the run's.
+
+    Only nodes whose standbys all have another source are listed.
+    """
     nodes = core.fleet.nodes
     return {number: min(nodes[number].sources) for number in sorted(core.fleet.odd)}
 

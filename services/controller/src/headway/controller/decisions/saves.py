@@ -1,5 +1,7 @@
-"""Snapshots in memory that the nodes make durable on their own: an end is announced, and the ranks
-do not step and so make no checkpoint."""
+"""Snapshots in memory that the nodes make durable on their own.
+
+They do so when an end is announced, and the ranks do not step and so make no checkpoint.
+"""
 
 from __future__ import annotations
 
@@ -46,8 +48,10 @@ class Saves:
 
 
 def is_still(core: Core) -> bool:
-    """Whether the ranks do not step now: they are paused, evaluate, compile, or a generation is
-    being left or begun."""
+    """Whether the ranks do not step now.
+
+    They are paused, evaluate or compile, or a generation is being left or begun.
+    """
     if core.phase != "running" or core.members.num_paused:
         return True
     return core.clock.now - core.progress_at > max(STILL_S, STILL_STEPS * core.step_s)

@@ -23,8 +23,10 @@ def found(core: Core, left: LeftGeneration) -> list[Action]:
 
 
 def go_back(core: Core, checkpoint: tuple[int, str] | None) -> tuple[Restore, list[Action]]:
-    """The restore point after a spike, and what a person wants to know; without a checkpoint it is
-    the beginning of the run."""
+    """Return the restore point after a spike, and what to log about it.
+
+    Without a checkpoint it is the beginning of the run.
+    """
     restore = Restore(source="init", step=0)
     if checkpoint is not None:
         restore = Restore(source="durable", step=checkpoint[0], folder=checkpoint[1])
@@ -38,15 +40,20 @@ def go_back(core: Core, checkpoint: tuple[int, str] | None) -> tuple[Restore, li
 
 
 def end(core: Core) -> None:
-    """The run steps behind the spike: snapshots from before it are gone, so that a failure from now
-    on leads to the newest state again."""
+    """Record that the run steps behind the spike.
+
+    Snapshots from before it are gone, so that a failure from now on leads to the newest state
+    again.
+    """
     if core.spike:
         core.spike, core.is_memory_stale = 0, True
 
 
 def give_up(core: Core, why: str) -> list[Action]:
-    """No checkpoint can be looked for: the newest state meets the spike again. That makes no
-    progress, so the brake counts it."""
+    """Record that no checkpoint can be looked for after a spike.
+
+    The newest state then meets the spike again. That makes no progress, so the brake counts it.
+    """
     core.spike, core.is_memory_stale = 0, True
     core.crash_loop.blame("spike", f"no checkpoint to go back to after a spike: {why}")
     return [Log("spike_rollback_failed", {"reason": why})]

@@ -1,5 +1,6 @@
-"""The recovery decisions of a run: (state, event, now) -> actions, without sockets,
-clocks or files.
+"""The recovery decisions of a run: (state, event, now) -> actions.
+
+They use no sockets, clocks or files.
 
     gathering -> reading -> choosing -> beginning -> joining -> running -> over
         ^                                               |          |
@@ -263,8 +264,10 @@ class RunState(Core):
         return self.fleet.nodes[node].services
 
     def troubles(self) -> dict[int, str]:
-        """Node -> what its executor cannot do now,
-        of those that have said so in their newest beat."""
+        """Node -> what its executor cannot do now.
+
+        Only nodes whose newest beat reports a trouble are listed, and no lost ones.
+        """
         nodes = self.fleet.nodes.items()
         return {n: node.trouble for n, node in nodes if node.trouble and node.status != "lost"}
 
@@ -278,8 +281,10 @@ class RunState(Core):
         return node in self.fleet.nodes and bool(self.fleet.nodes[node].ranks)
 
     def known_version(self, node: int) -> int:
-        """Version of the newest full beat of the node,
-        -1 when one is needed or the node is not known."""
+        """Return the version of the newest full beat of the node.
+
+        -1 when one is needed or the node is not known.
+        """
         return self.fleet.nodes[node].version if node in self.fleet.nodes else -1
 
     def spare_for(self, node: int) -> int | None:

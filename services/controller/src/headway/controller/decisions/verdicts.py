@@ -179,8 +179,10 @@ def _restart_order(core: Core, node: int, service: str, pid: int, reason: str) -
 
 
 def _too_late_or_early(core: Core, verdict: VerdictReceived) -> tuple[str, list[Action]] | None:
-    """Why no rank is judged now: its generation is over, or a pause or a recovery is a good reason
-    to make no progress."""
+    """Return why no rank is judged now, None if one may be.
+
+    Its generation is over, or a pause or a recovery is a good reason to make no progress.
+    """
     if 0 <= verdict.generation < core.generation:
         return f"none: generation {verdict.generation} has ended", []
     if core.phase not in ("joining", "running") or core.members.num_paused:

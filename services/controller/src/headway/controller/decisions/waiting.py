@@ -1,5 +1,8 @@
-"""Limits at which a run ends: a node that is missing without a ready spare, and a stop command,
-which ends it by force when its ranks make no progress."""
+"""Limits at which a run ends: a missing node, and a stop command.
+
+The node is missing without a ready spare. The command ends the run by force when its ranks make no
+progress.
+"""
 
 from __future__ import annotations
 
@@ -19,11 +22,10 @@ KEPT_S = 60.0
 
 
 def watch(core: Core) -> list[Action]:
-    """Called at each tick: count the time in which a node is missing, and end the run when it has
-    been missing for too long.
+    """Count the time in which a node is missing, and end the run at the limit.
 
-    Time in which the engine has a machine on order does not count. The count begins anew once the
-    run has stepped.
+    Called at each tick. Time in which the engine has a machine on order does not count. The count
+    begins anew once the run has stepped.
     """
     elapsed_s, core.wait_seen_at = core.clock.now - core.wait_seen_at, core.clock.now
     if core.phase == "running":
@@ -45,8 +47,11 @@ def _count(core: Core, waited_s: float) -> None:
 
 
 def _missing(core: Core) -> list[int]:
-    """Nodes with ranks that are lost, silent for so long that a spare would have taken over, run
-    other code, or have had no worker for a rank for ``gather_timeout_s``."""
+    """Return the nodes with ranks that cannot carry them.
+
+    They are lost, silent for so long that a spare would have taken over, run other code, or have
+    had no worker for a rank for ``gather_timeout_s``.
+    """
     given_up = [
         number
         for number in core.fleet.unreachable
@@ -117,8 +122,10 @@ def _remedy(core: Core) -> str:
 
 
 def outlook(core: Core) -> str:
-    """For the status: how long the run has waited, and what happens at the limit; empty while no
-    node is missing for long."""
+    """For the status: how long the run has waited, and what happens at the limit.
+
+    Empty while no node is missing for long.
+    """
     missing = _missing(core)
     if not missing:
         return ""

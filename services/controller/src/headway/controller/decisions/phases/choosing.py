@@ -1,5 +1,7 @@
-"""Reading, choosing, beginning: from which copy of the state the next generation starts,
-and its number."""
+"""The phases reading, choosing and beginning: where the next generation starts.
+
+They choose the copy of the state from which it starts, and its number.
+"""
 
 from __future__ import annotations
 
@@ -36,7 +38,7 @@ class Reading(Phase):
         return core.limits.read_timeout_s
 
     def overdue(self, core: Core) -> list[Action]:
-        """Who does not answer counts as having no snapshots."""
+        """Give up on nodes that do not answer: they count as having no snapshots."""
         for number in list(core.copies.unread):
             core.copies.give_up(number)
         return []

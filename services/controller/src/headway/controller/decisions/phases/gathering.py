@@ -15,8 +15,10 @@ from headway.controller.decisions.silence import RESTART_GRACE_S, restart
 
 
 class Gathering(Phase):
-    """Left for reading once every rank has a worker;
-    a restarted driver first adopts what it finds."""
+    """The phase in which every rank gets a worker; left for reading once all have one.
+
+    A restarted driver first adopts what it finds.
+    """
 
     name = "gathering"
 
@@ -50,8 +52,10 @@ class Gathering(Phase):
         return core.limits.gather_timeout_s
 
     def overdue(self, core: Core) -> list[Action]:
-        """A node that beats and has no worker:
-        a spare instead, else its executor is started again, once."""
+        """Replace or restart a node that beats and has no worker for one of its ranks.
+
+        A spare takes over where one is ready; else the node's executor is started again, once.
+        """
         actions = _last_resort(core)
         for number in [] if core.is_adopting else waiting.short(core):
             if core.fleet.spare_for(number) is not None:
@@ -78,8 +82,10 @@ class Gathering(Phase):
 
 
 def _last_resort(core: Core) -> list[Action]:
-    """No spare is ready for a lost node: a suspected node is better than none,
-    and a restart may repair one."""
+    """Readmit suspected nodes, and restart troubled ones, when no spare is ready.
+
+    A suspected node is better than none, and a restart may repair one.
+    """
     if not core.lost_carriers():
         return []
     actions: list[Action] = []
@@ -107,8 +113,11 @@ def loading_sentence(core: Core) -> str:
 
 
 def _fill(core: Core, rank: int) -> None:
-    """Who held the rank before keeps its memory;
-    a worker left over from another rank is the last resort."""
+    """Give the rank the best free worker of its node.
+
+    A worker that held the rank before keeps its memory; a worker left over from another rank is the
+    last resort.
+    """
     node = core.fleet.nodes[core.fleet.rank_nodes[rank]]
     if node.status != "active":
         return
@@ -124,8 +133,10 @@ def _is_free(core: Core, view: WorkerBeat) -> bool:
 
 
 def _are_all_known(core: Core) -> bool:
-    """Whether every node with ranks has reported its workers: an executor that was restarted too
-    beats before its workers have reported."""
+    """Whether every node with ranks has reported its workers.
+
+    An executor that was restarted too beats before its workers have reported.
+    """
     return all(core.fleet.nodes[number].version >= 0 for number in core.fleet.carriers())
 
 

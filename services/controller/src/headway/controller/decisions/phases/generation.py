@@ -19,8 +19,10 @@ HOLDING: tuple[WorkerState, ...] = ("restored", "running", "finished")
 
 
 class Joining(Phase):
-    """Workers build their groups and restore their state; left once every rank has stepped, or
-    waits in a pause that no command is about to end."""
+    """The phase in which workers build their groups and restore their state.
+
+    Left once every rank has stepped, or waits in a pause that no command is about to end.
+    """
 
     name = "joining"
 
@@ -73,8 +75,11 @@ class Joining(Phase):
         return limit_s + slowest - core.waited_since
 
     def overdue(self, core: Core) -> list[Action]:
-        """Who has its state may wait for a pause or a long evaluation;
-        who has none and makes no progress holds the others up."""
+        """End a generation in which a rank took too long to restore its state.
+
+        A rank that has its state may wait for a pause or a long evaluation; one that has none and
+        makes no progress holds the others up.
+        """
         limit_s = core.limits.join_timeout_s
         late = [
             (rank, view)
@@ -165,8 +170,10 @@ class Leaving(Phase):
         return core.limits.leave_timeout_s
 
     def overdue(self, core: Core) -> list[Action]:
-        """A worker that received the abort and does not leave is killed.
-        Those of a silent node have not received it."""
+        """Kill the workers that received the abort and do not leave.
+
+        Those of a silent node have not received it.
+        """
         reason = f"did not leave within {core.limits.leave_timeout_s:g} s"
         nodes = core.fleet.nodes
         late = [n for n, home in core.fleet.inside.items() if nodes[home].status != "silent"]
