@@ -48,7 +48,7 @@ class RunClock:
         return time.monotonic_ns() + self._base_ns
 
     def now_s(self) -> float:
-        """The same in seconds."""
+        """The run's clock now, in seconds."""
         return self.now_ns() * 1e-9
 
     def own(self, node: int, boot_id: str) -> ClockReading | None:

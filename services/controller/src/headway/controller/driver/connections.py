@@ -69,8 +69,10 @@ class Connections:
         return self._incarnations.get(node, 0)
 
     def silent(self, limit_s: float) -> list[int]:
-        """Nodes that are not lost and have sent no beat for this long,
-        at most the 32 longest silent."""
+        """Return the nodes that have sent no beat for ``limit_s`` and are not lost.
+
+        At most the 32 that have been silent longest.
+        """
         then = time.monotonic() - limit_s
         silent = [
             (beat_at, node)
@@ -81,8 +83,10 @@ class Connections:
         return [node for _, node in heapq.nsmallest(MAX_ASKED, silent)]
 
     def is_cut_off(self, for_s: float, start_s: float) -> bool:
-        """Whether this driver receives beats from at most half of the nodes that are not lost,
-        itself included. Then most of the run may be on the other side of a partition.
+        """Whether this driver receives beats from at most half of the nodes.
+
+        Lost nodes do not count; its own does. If it is so, most of the run may be on the other side
+        of a partition.
 
         But with all ranks on this side nothing of the run is on the other one, however many spares
         are: a driver over there would go back to a checkpoint. Where both sides could lead, the
@@ -130,8 +134,10 @@ class Connections:
         )
 
     def send(self, node: int, message: Message) -> bool:
-        """Send a note to a node's executor;
-        False when it is not reached, and the note is dropped."""
+        """Send a note to a node's executor.
+
+        Returns False when it is not reached, and the note is dropped.
+        """
         peer = self._peers.get(node)
         return peer is not None and self._server.send(peer, message)
 
@@ -141,8 +147,10 @@ class Connections:
             self._server.send(peer, message)
 
     def order_saves(self) -> None:
-        """Have all stores make the newest snapshot in memory durable: an end is announced, perhaps
-        by each node of many."""
+        """Have all stores make the newest snapshot in memory durable.
+
+        Called when an end is announced, perhaps by each node of many.
+        """
         if time.monotonic() - self._saves_at < SAVES_S:
             return
         self._saves_at = time.monotonic()

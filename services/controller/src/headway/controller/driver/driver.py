@@ -85,7 +85,7 @@ FLUSH_S = 0.1
 ENDED_S = 0.25
 """How often the engine is asked whether the inits of silent nodes have ended."""
 ORPHANS_S = 2.0
-"""The same of the other nodes, whose executors are well."""
+"""How often the engine is asked about the other nodes, whose executors are well."""
 LINGER_S = 3.0
 """How long a driver whose run is over keeps answering, so that every executor learns of the end."""
 CLOSE_LIMIT_S = 4.0

@@ -29,8 +29,10 @@ def answer_to(action: RestartNode | ReleaseNode, error: Exception | None) -> Don
 
 
 class EngineProbe:
-    """Finds inits that have ended, by asking about at most ``MAX_ASKED`` nodes at a time. Executors
-    that have died are not looked for: their inits restart them."""
+    """Finds inits that have ended, by asking about at most ``MAX_ASKED`` nodes at a time.
+
+    Executors that have died are not looked for: their inits restart them.
+    """
 
     def __init__(
         self,

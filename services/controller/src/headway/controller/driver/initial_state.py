@@ -27,9 +27,11 @@ def begin(
     former: int = -1,
     former_silent_s: float = 0.0,
 ) -> Start:
-    """The start of the driver with number ``epoch``, on a cluster of ``nodes`` nodes, which join
-    it one by one if ``is_joined``; ``former`` as in ``Start``. ``marked`` is the newest generation
-    that the checkpoints folder knows, which a journal that was damaged may not.
+    """Return the start of the driver with number ``epoch``, on ``nodes`` nodes.
+
+    They join the cluster one by one if ``is_joined``; ``former`` is as in ``Start``. ``marked`` is
+    the newest generation that the checkpoints folder knows, which a journal that was damaged may
+    not.
 
     A cluster on this machine may have more nodes than the run was started with: those are not the
     run's, so it neither waits for them nor restarts them.

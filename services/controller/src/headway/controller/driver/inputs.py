@@ -1,5 +1,6 @@
-"""The inputs of the driver's decisions,
-kept in the journal so that the decisions can be made again.
+"""The inputs of the driver's decisions.
+
+The journal keeps them so that the decisions can be made again.
 
 What no decision rests on is left out, see ``InputRecorder``. Together with the time of each, in the
 core's own clock, the rest determines the same decisions as the whole stream.
@@ -89,8 +90,9 @@ def _own(row: dict[str, Any]) -> Any:
 
 
 class InputRecorder:
-    """Hands the inputs that matter to ``write(clock, event, decided)``,
-    in the order of their times.
+    """Hands the inputs that matter to ``write(clock, event, decided)``.
+
+    They come in the order of their times.
 
     Left out are ticks and pulses that decided nothing, but for those that later decisions rest on:
     of each node the first pulse of its newest step (progress is timed by it) and the newest pulse
@@ -139,8 +141,10 @@ def _is_put_off(action: Action) -> bool:
 
 
 def decided(actions: list[Action]) -> str:
-    """What was decided, as text that can be compared;
-    a long one ends with a digest of the whole."""
+    """Return what was decided, as text that can be compared.
+
+    A long one ends with a digest of the whole.
+    """
     text = "; ".join(_one_line(action) for action in actions)
     if len(text) <= MAX_TEXT:
         return text

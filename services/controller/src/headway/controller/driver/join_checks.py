@@ -20,7 +20,8 @@ _INSTALLED = (
 
 
 def check_introduction(message: Join) -> None:
-    """
+    """Check that all fields of a join can be stored, compared and printed.
+
     Raises:
         InputError: names the field, its value and what to do.
     """
@@ -42,7 +43,8 @@ def check_introduction(message: Join) -> None:
 
 
 def check_installation(message: Join, ours: Join) -> None:
-    """
+    """Check that the machine that joins has the same installation as the driver's.
+
     Raises:
         InputError: what is installed there is not what this machine, the driver's, has.
     """

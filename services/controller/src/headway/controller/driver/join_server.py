@@ -104,7 +104,7 @@ class JoinServer:
     is_alive: Callable[[int], bool] = staticmethod(lambda _: False)
     """Whether a node reports."""
     epoch = 0
-    """Of the driver."""
+    """The driver's epoch."""
 
     @classmethod
     def of(cls, run: RunDir, *rest: Any) -> JoinServer | None:
@@ -207,7 +207,8 @@ class JoinServer:
             log.warning("refused a node", **who, reason=reason, suppressed=suppressed)
 
     def _check(self, message: Join) -> None:
-        """
+        """Check that the machine is to be admitted.
+
         Raises:
             InputError: why the machine is not admitted.
             BusyError: not yet; it asks again.

@@ -20,7 +20,7 @@ from headway.launch.lease.file import Holder, LeaseTerm, SupersededError
 CUT_OFF_S = 4.0
 """A driver that gets no beats from most nodes for this long lets another node lead."""
 CUT_OFF_START_S = 15.0
-"""The same for a new driver, which nodes must find first."""
+"""How long a new driver waits for beats of most nodes, which must find it first."""
 LATE_S = 1.0
 """A lease that was not renewed for this long is logged; a single renewal may be slow."""
 
@@ -78,8 +78,11 @@ class Leadership:
             )
 
     def _fence_elsewhere(self, former: Holder) -> bool:
-        """Kill a former driver on another machine, which may take long. Meanwhile it does no harm:
-        executors and the journal reject its epoch, and its checkpoints are ignored."""
+        """Kill a former driver on another machine, which may take long.
+
+        Meanwhile it does no harm: executors and the journal reject its epoch, and its checkpoints
+        are ignored.
+        """
 
         def then(is_sure: bool | None, _error: Exception | None) -> None:
             if not is_sure:

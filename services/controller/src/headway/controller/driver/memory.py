@@ -13,8 +13,10 @@ log = get_logger("driver")
 
 
 def recall(journal: Journal) -> Memory:
-    """What the drivers before have found out; empty when it cannot be read, which costs only
-    time."""
+    """Return what the drivers before have found out.
+
+    Empty when it cannot be read, which costs only time.
+    """
     text = journal.fact(FACT, "")
     try:
         return msgspec.json.decode(text, type=Memory) if text else Memory()

@@ -14,8 +14,11 @@ _KEPT = ("id", "kind", "node", "rank", "pid", "service", "remedy", "is_open")
 
 
 def journal_fields(verdict: Verdict) -> dict[str, Any]:
-    """Fields of the journal's event: who is concerned, and the log line that it comes from (its
-    text, file and program) or the sentence for people, if there is one."""
+    """Return the fields of the journal's event for a verdict.
+
+    They name the node, rank or service concerned, and the log line that it comes from (its text,
+    file and program) or the sentence for people, if there is one.
+    """
     rows = _rows(verdict)
     fields: dict[str, Any] = {name: getattr(verdict, name) for name in _KEPT}
     if "line" in rows:
@@ -74,5 +77,5 @@ def _rows(verdict: Verdict) -> dict[str, str]:
 
 
 def _file(rows: dict[str, str]) -> str:
-    """Of ``file:inode:offset``."""
+    """The file named in ``file:inode:offset``."""
     return rows.get("at", "").rsplit(":", 2)[0]

@@ -34,8 +34,11 @@ class ClockOffset:
         all that came after it. All grow less certain at one pace, so their order stays."""
 
     def add(self, sent_ns: int, run_ns: int, received_ns: int) -> None:
-        """An answer: when its beat was sent and when it came, by the node's clock, and the run's
-        clock in between."""
+        """Add an answer of the driver to one of the node's beats.
+
+        ``sent_ns`` and ``received_ns`` are when the beat was sent and the answer came, by the
+        node's clock; ``run_ns`` is the run's clock in between.
+        """
         if received_ns < sent_ns:
             return  # it answers no beat of this clock
         offset_ns = run_ns - (sent_ns + received_ns) // 2

@@ -70,8 +70,7 @@ log = get_logger("executor")
 
 
 class Executor:
-    """``run`` returns when the service is stopped,
-    or when an ephemeral cluster's only run has ended."""
+    """A node's executor; ``run`` ends when stopped, or after an ephemeral cluster's only run."""
 
     def __init__(self, cluster: ClusterFolder, node: int) -> None:
         if not 0 <= node < cluster.nodes:
@@ -201,8 +200,7 @@ class Executor:
         self._end(message.outcome)
 
     def _end(self, outcome: str) -> None:
-        """End the run on a thread of its own:
-        its processes take seconds, the console's requests must not."""
+        """End the run on a thread of its own: processes take seconds, consoles must not wait."""
         if self._run is None or self._ending is not None:
             return
         run = self._run
@@ -233,8 +231,9 @@ class Executor:
             self.cluster.remove(f"nodes/{self.node}.run")
 
     def _save_first(self) -> bool:
-        """Before this executor ends in the middle of a run, its machine may end too: the store
-        writes what memory holds. Meanwhile nothing that ends is started again."""
+        """Have the store write what memory holds, and return whether it is done.
+
+        The machine may end with this executor. Nothing that ends is restarted meanwhile."""
         if self._run is None or self._ending is not None:
             return True
         if self._last_save is None:

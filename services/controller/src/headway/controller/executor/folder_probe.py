@@ -1,5 +1,7 @@
-"""A look at the run's folder: is it there, was it removed for certain,
-and how does the lease stand?"""
+"""A look at the run's folder and at the lease in it.
+
+Is the folder there, was it removed for certain, and how does the lease stand?
+"""
 
 from __future__ import annotations
 

@@ -1,5 +1,6 @@
-"""The end of a run on a node: everything is stopped, what must survive is saved,
-the rest is removed.
+"""The end of a run on a node.
+
+Everything is stopped, what must survive is saved, the rest is removed.
 
 Whatever fails on the way is logged, and the next step is taken: an end that stops half-way would
 leave processes behind.
@@ -32,8 +33,11 @@ log = get_logger("node")
 
 
 class NodeEnd:
-    """``run`` blocks some seconds, or for as long as the checkpoint store makes progress with what
-    is still to be made durable. It never raises and may be called on any thread, once."""
+    """Ends a run on a node; ``run`` may be called on any thread, once.
+
+    It blocks some seconds, or for as long as the checkpoint store makes progress with what is still
+    to be made durable. It never raises.
+    """
 
     def __init__(
         self,
@@ -106,8 +110,10 @@ class NodeEnd:
             watch.close()
 
     def _wanted(self) -> list[int]:
-        """The steps that ranks of this node still want durable,
-        as far as their arenas can be read."""
+        """Return the steps that ranks of this node still want durable.
+
+        As far as their arenas can be read.
+        """
         steps: set[int] = set()
         for path in set(self._paths.segments("arena")) - self._unreadable:
             try:
@@ -129,8 +135,10 @@ class NodeEnd:
 
 
 def _attempt(step: Callable[[], object]) -> None:
-    """Do one step of the end; a failure is logged if that is possible,
-    and never keeps the next from its turn."""
+    """Do one step of the end, whatever happens to it.
+
+    A failure is logged if that is possible, and never keeps the next step from its turn.
+    """
     try:
         step()
     except Exception as error:

@@ -20,8 +20,10 @@ from headway.launch.lease.file import LeaseView
 
 @dataclass(frozen=True)
 class Fork:
-    """How the zygote answered one request:
-    with a process, or with the error that kept it from forking."""
+    """How the zygote answered one request.
+
+    With a process, or with the error that kept it from forking.
+    """
 
     worker: str
     process: ProcessId | None
@@ -30,8 +32,10 @@ class Fork:
 
 @dataclass(frozen=True)
 class ZygoteSeen:
-    """The zygote's own record: ``turns`` grows while it serves;
-    ``forks`` are its newest answers."""
+    """The zygote's own record.
+
+    ``turns`` grows while it serves; ``forks`` are its newest answers.
+    """
 
     process: ProcessId
     turns: int
@@ -104,7 +108,7 @@ class ServiceBlamed(Event):
     service: str
     reason: str
     pid: int = 0
-    """Of the process that is meant, 0 for whichever runs."""
+    """The pid of the process that is meant, 0 for any that runs."""
 
 
 @dataclass(frozen=True)
@@ -158,8 +162,10 @@ class AskForFork(Action):
 
 @dataclass(frozen=True)
 class ClearAway(Action):
-    """Remove what dead workers left behind, but for the newest of it;
-    ``living`` are to be spared."""
+    """Remove what dead workers left behind, but for the newest of it.
+
+    ``living`` are the workers to be spared.
+    """
 
     living: frozenset[str]
 
@@ -180,8 +186,10 @@ class Remember(Action):
 
 @dataclass(frozen=True)
 class ForgetArenas(Action):
-    """Remove the node's arenas: it carries no rank any more
-    and must not offer what it once held."""
+    """Remove the node's arenas, since it no longer carries a rank.
+
+    It must not offer what it once held.
+    """
 
 
 @dataclass(frozen=True)

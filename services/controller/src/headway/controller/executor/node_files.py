@@ -1,5 +1,7 @@
-"""The files of a node's run: what an executor leaves to its successor,
-and what workers leave behind."""
+"""The files of a node's run.
+
+They are what an executor leaves to its successor, and what workers leave behind.
+"""
 
 from __future__ import annotations
 
@@ -28,8 +30,11 @@ log = get_logger("node")
 
 
 class MemoryFiles:
-    """``children.json``, ``workers.json`` and ``executor.json`` in the node's socket folder, and
-    ``monitor.json`` for the agent."""
+    """Reads and writes the files an executor leaves to its successor.
+
+    ``children.json``, ``workers.json`` and ``executor.json`` are in the node's socket folder, and
+    ``monitor.json`` is for the agent.
+    """
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -114,9 +119,10 @@ def _counts(data: Any) -> tuple[tuple[str, int], ...]:
 
 
 def running_services(paths: NodePaths, names: Collection[str]) -> dict[str, ProcessId]:
-    """Services of this node that run, by the environment they were started with: one that was
-    started a moment before the executor died, or while its files could not be written, is in no
-    file.
+    """Return services of this node that run, by the environment they were started with.
+
+    One that was started a moment before the executor died, or while its files could not be written,
+    is in no file.
 
     Workers have the environment of the zygote that forked them, which therefore is known by its
     record.
@@ -159,8 +165,10 @@ def _left(paths: NodePaths, logs: Path) -> list[tuple[int, str, Path]]:
 
 
 def exit_record(paths: NodePaths, worker: str, *, is_oom: bool = False) -> str:
-    """How a worker ended, by its own account; ``killed`` without one, by the kernel if ``is_oom``.
-    Never raises."""
+    """Return how a worker ended, by its own account; never raises.
+
+    Without an account it is ``killed``, by the kernel if ``is_oom``.
+    """
     try:
         words = ExitRecord(paths.segment("words", worker)).read()
     except (HeadwayError, OSError, ValueError) as error:

@@ -1,5 +1,6 @@
-"""One run on one node: informs its guardian of what happens,
-and carries out what the guardian decides.
+"""One run on one node, and its guardian.
+
+It informs the guardian of what happens, and carries out what the guardian decides.
 
 A failing action never keeps the others from being done: it comes back to the guardian as
 ``Failed``.
@@ -77,8 +78,9 @@ log = get_logger("node")
 
 
 class NodeRun:
-    """Made when a run is attached to the node, and again by a restarted executor,
-    which finds all as it was.
+    """The run on its node, made when it is attached.
+
+    A restarted executor makes it again, and finds all as it was.
 
     Args:
         cluster: the cluster of the node.

@@ -25,8 +25,10 @@ class OomKills:
         self._looked_s = -LOOK_S
 
     def look(self, living: Collection[ProcessId], now_s: float) -> None:
-        """Note the counters as they are, unless that was done less than ``LOOK_S`` ago. Those of
-        processes that are not in ``living`` stay until their end has been asked about."""
+        """Note the counters as they are, at most once per ``LOOK_S``.
+
+        Those of processes that are not in ``living`` stay until their end has been asked about.
+        """
         if now_s - self._looked_s < LOOK_S:
             return
         self._looked_s = now_s
@@ -35,8 +37,10 @@ class OomKills:
                 self._counters[process] = path, _count(path)
 
     def took(self, process: ProcessId) -> bool:
-        """Whether the kernel has killed something in the group of this dead process since then;
-        forgets the process."""
+        """Whether the kernel has killed something in the group of this dead process.
+
+        Counts from the last ``look``, and forgets the process.
+        """
         path, before = self._counters.pop(process, (None, 0))
         return path is not None and _count(path) > before
 

@@ -85,8 +85,10 @@ class Outbox:
             self.begin_again()
 
     def send(self, send: Callable[[Report], bool], at_most: int = MAX_AT_ONCE) -> None:
-        """Hand what was not sent yet to ``send``, in order,
-        until it says False or ``at_most`` went."""
+        """Hand what was not sent yet to ``send``, in order.
+
+        Stops when ``send`` returns False or ``at_most`` went.
+        """
         if not self._kept:
             return
         first = self._kept[0].sequence

@@ -115,8 +115,10 @@ class Services:
         return service is not None and service.status == "up" and service.beat_at is not None
 
     def starting_s(self, name: str, now: float) -> float | None:
-        """How long the process of a service has run without a beat; None if it sends them, or there
-        is no process."""
+        """Return how long the process of a service has run without a beat.
+
+        None if it sends them, or there is no process.
+        """
         service = self.kept.get(name)
         if service is None or service.status != "up" or service.beat_at is not None:
             return None

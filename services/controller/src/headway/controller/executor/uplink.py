@@ -37,8 +37,10 @@ log = get_logger("executor")
 
 
 class Uplink:
-    """A DEALER to the driver's ROUTER, made anew for each holder;
-    without one, notes are dropped."""
+    """A DEALER to the driver's ROUTER, made anew for each holder of the lease.
+
+    Without one, notes are dropped.
+    """
 
     def __init__(
         self,

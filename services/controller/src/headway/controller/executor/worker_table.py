@@ -1,5 +1,7 @@
-"""The workers of a node: who they are, what they last said,
-and enough warm standbys beside them."""
+"""The workers of a node, and the warm standbys kept beside them.
+
+The table holds who they are and what they last said.
+"""
 
 from __future__ import annotations
 
@@ -203,8 +205,10 @@ class WorkerTable:
         )
 
     def refill(self, wanted: int, now: float) -> list[Action]:
-        """Ask for forks until ``wanted`` workers exist or are on their way;
-        one by one after a failure."""
+        """Ask for forks until ``wanted`` workers exist or are on their way.
+
+        After a failure it asks for one at a time.
+        """
         actions: list[Action] = []
         while self._num_coming() < wanted and self.backoff.is_over(now):
             if self.backoff.failures and self.asked:

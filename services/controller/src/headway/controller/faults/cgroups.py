@@ -38,7 +38,7 @@ def root(controller: str) -> Path | None:
 
 
 def needed(controller: str) -> Path:
-    """As ``root``.
+    """Return the mounted hierarchy that has ``controller``, as ``root`` finds it.
 
     Raises:
         InputError: there is none.

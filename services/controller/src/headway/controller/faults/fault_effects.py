@@ -1,5 +1,6 @@
-"""What the faults of ``headway inject`` do to processes and files,
-each undone at the end of its block.
+"""What the faults of ``headway inject`` do to processes and files.
+
+Each is undone at the end of its block.
 
 Every effect is a context manager that yields a function; the process that holds the fault calls it
 some 20 times a second, for those that have to be kept up.
@@ -116,8 +117,10 @@ def check_small(folder: Path) -> int:
 
 @contextlib.contextmanager
 def filled(folder: Path) -> Iterator[Tick]:
-    """A full file system: a nameless file takes all room, and what others free.
-    It goes with its process."""
+    """Fill a file system: a nameless file takes all room, and what others free.
+
+    The file goes with its process.
+    """
     check_small(folder)
     descriptor = os.open(folder, os.O_TMPFILE | os.O_RDWR | os.O_CLOEXEC, 0o600)
 

@@ -92,8 +92,9 @@ class Parts:
 
 
 def check(fault: str, target: str, services: Collection[str] | None = None) -> Fault:
-    """The fault, if it can be done to ``target``:
-    ``worker``, ``node``, ``run`` or a service's name.
+    """Return the fault, if it can be done to ``target``.
+
+    The target is ``worker``, ``node``, ``run`` or a service's name.
 
     Args:
         fault: one of ``FAULTS``.
@@ -265,8 +266,11 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 class _End:
-    """Ends the holder at once, or at its next turn if what it raises is lost, as in a destructor.
-    Once the fault is being undone, nothing interrupts that."""
+    """Ends the holder at once, or at its next turn if what it raises is lost.
+
+    It is lost in a destructor, for example. Once the fault is being undone, nothing interrupts
+    that.
+    """
 
     to_end = False
 

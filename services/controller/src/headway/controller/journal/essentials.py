@@ -24,7 +24,7 @@ _COMMANDS = "sequence, id, unix_s, operation, name, value, count, tokens"
 
 
 class Essentials(msgspec.Struct, frozen=True):
-    """As the tables of the journal hold it."""
+    """The little in the journal that cannot be found again, as its tables hold it."""
 
     facts: dict[str, str] = {}
     generations: tuple[tuple[int, float, str], ...] = ()
@@ -37,12 +37,17 @@ class Essentials(msgspec.Struct, frozen=True):
         return version_of(self.facts.get(VERSION, "0"))
 
     def check_epoch(self, copy: Path) -> None:
-        """Raises ValueError: a digit of the epoch in this, of the journal, has flipped. It is still
-        a number, and a larger one would refuse every driver until their epochs reach it.
+        """Check that no digit of the epoch in this, of the journal, has flipped.
+
+        It is still a number then, and a larger one would refuse every driver until their epochs
+        reach it.
 
         A new epoch is written together with a new version, and ``of`` reads both at once. So the
         same version means the same epoch; a copy that lags, as while a driver takes over, has a
         lower version and is not compared.
+
+        Raises:
+            ValueError: the copy of the same version has another epoch.
         """
         kept, epoch = Essentials.load(copy), self.facts.get("epoch")
         if kept is None or not 0 < kept.version == self.version:

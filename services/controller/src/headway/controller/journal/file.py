@@ -23,8 +23,11 @@ class UnreadableJournalError(HeadwayError):
 
 
 class JournalFile:
-    """The reads of ``READS``. Every call opens the file anew, except within ``reading``, so that an
-    object may be used from any thread."""
+    """The reads of ``READS``, from the file of a run's journal.
+
+    Every call opens the file anew, except within ``reading``, so that an object may be used from
+    any thread.
+    """
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -36,8 +39,10 @@ class JournalFile:
         return self._shared.damage
 
     def rows(self, read: str, values: tuple[Any, ...] = ()) -> list[Row]:
-        """The rows of a read; an absent file has none, nor has a damaged one, see ``damage``. A
-        text that is not UTF-8 comes with replacement characters.
+        """Return the rows of a read.
+
+        An absent file has none, nor has a damaged one, see ``damage``. A text that is not UTF-8
+        comes with replacement characters.
 
         Raises:
             InputError: the file is of another version of Headway.
@@ -121,8 +126,11 @@ class JournalFile:
         return self._shared.database
 
     def _fetch(self, database: sqlite3.Connection, sql: str, values: Iterable[Any]) -> list[Row]:
-        """All rows. A flipped bit may leave text, also valid JSON, that is not UTF-8: only then is
-        it decoded in Python, which is slower, so that it costs no other row."""
+        """Return all rows, decoded in Python where SQLite cannot.
+
+        A flipped bit may leave text, also valid JSON, that is not UTF-8: only then is it decoded in
+        Python, which is slower, so that it costs no other row.
+        """
         try:
             return database.execute(sql, tuple(values)).fetchall()
         except sqlite3.OperationalError as error:
@@ -137,7 +145,7 @@ class JournalFile:
 
 
 class _Shared(threading.local):
-    """Of each thread: the connection while a ``with`` of ``reading`` lasts, else None."""
+    """What each thread has: the connection while a ``with`` of ``reading`` lasts, else None."""
 
     depth = 0
     database: sqlite3.Connection | None = None

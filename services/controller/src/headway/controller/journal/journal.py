@@ -51,8 +51,9 @@ log = get_logger("journal")
 
 
 class Journal:
-    """Not thread-safe. Every method may raise ``sqlite3.Error``;
-    what it was to write is then absent.
+    """The run's journal for its writer; not thread-safe.
+
+    Every method may raise ``sqlite3.Error``; what it was to write is then absent.
 
     Args:
         path: made when it is absent, readable by its owner only.
@@ -212,9 +213,11 @@ class Journal:
 
     # ---- facts and decisions ------------------------------------------------------------------
     def lead(self) -> None:
-        """From now on no earlier driver writes: tried again while another process has the file
-        locked, for at most ``LEAD_S``. Beyond that, and where the disk is full, this holds only
-        from the first write on."""
+        """Keep earlier drivers from writing from now on.
+
+        Tried again while another process has the file locked, for at most ``LEAD_S``. Beyond that,
+        and where the disk is full, this holds only from the first write on.
+        """
 
         def holds() -> bool:
             try:
@@ -301,8 +304,10 @@ class Journal:
 
     # ---- commands -----------------------------------------------------------------------------
     def add_command(self, command_id: str, steer: Steer) -> tuple[Steer, bool]:
-        """Append a command, which gets the next sequence; False with it when this id is already
-        in the list (a retry)."""
+        """Append a command, which gets the next sequence, and return it and True.
+
+        False with the stored one when this id is already in the list (a retry).
+        """
         row = self._db.execute(
             f"SELECT sequence, {STEER} FROM commands WHERE id = ?", (command_id,)
         ).fetchone()

@@ -20,8 +20,9 @@ def is_locked(error: Exception) -> bool:
 
 
 def why_locked(error: Exception, file: Path, *, is_shared: bool) -> str:
-    """Who holds the lock that a write of SQLite waits for, and what to do; empty where the error is
-    another one.
+    """Return which process holds the lock that a write waits for, and what to do.
+
+    Empty where the error is another one.
 
     Args:
         error: why the write failed.

@@ -45,7 +45,7 @@ class JournalEvent:
 
     id: int
     epoch: int
-    """Of the driver that wrote it."""
+    """The epoch of the driver that wrote it."""
     monotonic_s: float
     """By the run's clock."""
     unix_s: float
@@ -65,7 +65,7 @@ class Evaluated:
     """Nats per token; None if it was not finite."""
     tokens: int
     sequence: int
-    """Of the command that asked for it; 0 for a planned one."""
+    """The sequence of the command that asked for it; 0 for a planned one."""
     is_superseded: bool
 
 
@@ -76,7 +76,7 @@ class Sampled:
     row: int
     generation: int
     sequence: int
-    """Of the command that asked for it; 0 for the one at the end of the run."""
+    """The sequence of the command that asked for it; 0 for the one at the end of the run."""
     step: int
     tokens: tuple[int, ...]
     """Empty if a flipped bit has damaged them."""
@@ -150,8 +150,10 @@ class RunJournal:
         return [_step(row) for row in self._rows("course_spans", (json.dumps(spans),))]
 
     def attempts(self) -> list[tuple[Any, ...]]:
-        """Every step of every generation, in the order in which they were done; as plain rows of
-        ``STEP_COLUMNS``, because there may be millions."""
+        """Return every step of every generation, in the order in which they were done.
+
+        They are plain rows of ``STEP_COLUMNS``, because there may be millions.
+        """
         return self._rows("attempts", ())
 
     def steps_stored(self, after: int, limit: int = END) -> list[Step]:

@@ -1,5 +1,7 @@
-"""Every read of the journal that others may ask for, by name: the only SQL that leaves a process
-does so as one of these names."""
+"""Every read of the journal that others may ask for, by name.
+
+The only SQL that leaves a process does so as one of these names.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,7 @@ _EVALUATION = "rowid, generation, step, loss, tokens, sequence, superseded"
 _SAMPLE = "rowid, generation, sequence, step, tokens, num_prompt_tokens"
 _IS_OBJECT = "CASE WHEN json_valid({0}) THEN json_type({0}) = 'object' END"
 _WHOLE = _IS_OBJECT.format("fields")
-"""Of a row of events: a flipped bit in its JSON costs that one event."""
+"""Whether a row of events holds an object: a flipped bit in its JSON costs that one event."""
 _PREVIOUS = "(SELECT MAX(generation) FROM metrics WHERE generation < ?)"
 
 READS = {

@@ -46,8 +46,9 @@ class Reports:
         self._is_writing = False
 
     def take(self, report: Report) -> None:
-        """Take the next report of its executor;
-        one that is early comes again, a repeated one is known.
+        """Take the next report of its executor.
+
+        One that is early comes again, a repeated one is known.
 
         Only those of the node's newest executor process are to be given.
         """

@@ -33,8 +33,11 @@ CLOCK_FIELDS = tuple(field.name for field in dataclasses.fields(ClockReading))
 
 
 def as_json(fields: dict[str, Any]) -> str:
-    """What an event says. A number that is not finite becomes null: JSON has none, and readers let
-    SQLite leave out what is not JSON."""
+    """Return what an event says as JSON.
+
+    A number that is not finite becomes null: JSON has none, and readers let SQLite leave out what
+    is not JSON.
+    """
     try:
         return json.dumps(fields, sort_keys=True, default=str, allow_nan=False)
     except ValueError:

@@ -48,7 +48,7 @@ class JournalWriter:
         self._journal, self._on_superseded = journal, on_superseded
         self._records: deque[Record] = deque()
         self._lock = threading.Lock()
-        """Of ``_records``."""
+        """The lock of ``_records``."""
         self._is_superseded = False
         self._pause_s, self._retry_at_s = 0.0, -math.inf
         self.num_lost = 0
@@ -118,8 +118,10 @@ class JournalWriter:
             time.sleep(pause_s)
 
     def _write(self) -> float | None:
-        """Write the oldest records, unless a failed write was just now. Returns how long to wait
-        before the next, in seconds; None while no record waits."""
+        """Write the oldest records, unless a write failed just now.
+
+        Returns how long to wait before the next, in seconds; None while no record waits.
+        """
         left_s = self._retry_at_s - time.monotonic()
         if left_s > 0:
             return left_s
@@ -155,7 +157,7 @@ class JournalWriter:
         self.trouble = f"the journal cannot be written: {reason}"
 
     def _reason(self, error: Exception) -> str:
-        """With the process that holds the lock, if one does: until it ends, no recovery begins."""
+        """Return the error and the process that holds the lock, until which no recovery begins."""
         journal = self._journal
         holder = why_locked(error, journal.path, is_shared=journal.is_shared)
         return f"{error}; {holder}" if holder else str(error)
