@@ -40,7 +40,7 @@ from headway.common.wire.keys import KeyPair
 
 PARTS = ("nodes", "logs", "keys", "started")
 SCHEMA = 1
-"""Of the folder; another number is another version of Headway."""
+"""The folder's schema; another number is another version of Headway."""
 ROLES = ("console", "driver", "executor", "monitor", "agent")
 
 
@@ -323,8 +323,10 @@ class ClusterFolder:
 
 
 def _overwrite(path: Path, text: str) -> None:
-    """Overwrite a small file in place, padded to its length, which needs no
-    additional disk space."""
+    """Overwrite a small file in place, padded to its length.
+
+    This needs no additional disk space.
+    """
     descriptor = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
     try:
         os.pwrite(descriptor, text.encode().ljust(os.fstat(descriptor).st_size), 0)

@@ -45,8 +45,10 @@ class Engine(Protocol):
         """End the init, then the executor and everything else that runs on the node."""
 
     def lose_node(self, node: int) -> None:
-        """Give the node up: kill what runs there. ``start_node`` of an emulated node then raises; a
-        machine may be started again."""
+        """Give the node up: kill what runs there.
+
+        ``start_node`` of an emulated node then raises; a machine may be started again.
+        """
 
     def report_bad(self, node: int, reason: str) -> None:
         """Take a machine that a verdict has condemned out of service, if the engine can.
@@ -56,9 +58,13 @@ class Engine(Protocol):
         """
 
     def fence(self, node: int, epoch: int) -> bool:
-        """Make sure that no driver of an earlier epoch acts on the node; False if that cannot be
-        confirmed."""
+        """Make sure that no driver of an earlier epoch acts on the node.
+
+        Returns False if that cannot be confirmed.
+        """
 
     def stop(self) -> list[str]:
-        """End every node, then what the nodes shared; returns a line for each node that may still
-        run."""
+        """End every node, then what the nodes shared.
+
+        Returns a line for each node that may still run.
+        """

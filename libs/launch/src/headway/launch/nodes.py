@@ -105,7 +105,7 @@ def last_line(log: Path) -> str:
 
 
 def last_line_in(logs: str, name: str) -> str:
-    """The same of a log on another machine, by what ``MachinesEngine.logs`` returns."""
+    """Return the end of a log on another machine, from what ``MachinesEngine.logs`` returns."""
     _, _, rest = logs.partition(f"==> {name} <==\n")
     return _ending(name, rest.partition("\n==> ")[0])
 

@@ -81,8 +81,9 @@ def provide(
     control: Path,
     report: Callable[[str], None],
 ) -> MachinesConfig:
-    """The machines of one run, which ``check_number`` has admitted; returns what its bundle keeps
-    of them.
+    """Provide the machines of one run, which ``check_number`` has admitted.
+
+    Returns what the run's bundle keeps of them.
 
     Args:
         config: the cluster's.
@@ -144,8 +145,9 @@ class Hardware:
 
 
 def hardware_of(config: MachinesConfig, ranks: int) -> Hardware:
-    """Of the first host, which is asked. Slurm's machines have a GPU for each of a node's ``ranks``
-    if the job asks for GPUs.
+    """Return the hardware of a node; the first listed host is asked for it.
+
+    Slurm's machines have a GPU for each of a node's ``ranks`` if the job asks for GPUs.
 
     Raises:
         HeadwayError: the host is not reached, or Headway is not installed on it.

@@ -1,5 +1,7 @@
-"""Emulated nodes on this machine: one init and its executor each, with folders
-and sockets of their own."""
+"""Emulated nodes on this machine: one init and its executor each.
+
+Each node has folders and sockets of its own.
+"""
 
 from __future__ import annotations
 
@@ -80,15 +82,20 @@ class LocalEngine:
         return None
 
     def _hangs(self, node: int, init: ProcessId, *, kill_hung: bool) -> bool:
-        """Whether the init can do nothing, or, as the caller says, does not start an executor: it
-        may wait in the kernel for a disk, while its log is on it."""
+        """Whether the init can do nothing, or does not start an executor.
+
+        With ``kill_hung`` the caller says that it should have started one by now: it may wait in
+        the kernel for a disk, while its log is on it.
+        """
         if init.state() == "T" or is_frozen(init.pid):
             return True
         return kill_hung and init.age_s() >= YOUNG_S and self.cluster.living(node) is None
 
     def _end_hanging(self, node: int, *, kill_hung: bool) -> None:
-        """End the executor if it is stopped, or hangs as the caller says; its init, not we, starts
-        the next one, so that there are never two."""
+        """End the executor if it is stopped, or hangs by the caller's account (``kill_hung``).
+
+        Its init, not we, starts the next one, so that there are never two.
+        """
         executor = self.cluster.living(node)
         if executor is None:
             return
@@ -105,8 +112,11 @@ class LocalEngine:
             )
 
     def has_ended(self, node: int) -> bool:
-        """Whether the node was started and its init is gone, or is stopped together with the
-        executor, as where all processes of the node were; False for a lost node."""
+        """Whether the node was started and its init is gone; False for a lost node.
+
+        An init that is stopped together with the executor counts as gone, as where all processes of
+        the node were stopped.
+        """
         # First the init, then the announcement: ``stop_node`` removes them in the other order.
         init = self._init(node)
         is_gone = init is None or (_is_stopped(init) and _is_stopped(self.cluster.living(node)))
@@ -141,8 +151,10 @@ class LocalEngine:
         return []
 
     def lose_node(self, node: int) -> None:
-        """Remove the node for good, as a power cut would: processes, sockets, shared
-        memory (for drills)."""
+        """Remove the node for good, as a power cut would.
+
+        Its processes, sockets and shared memory are removed (for drills).
+        """
         (self.cluster.path / f"nodes/{node}.lost").touch()
         self.stop_node(node)
 

@@ -72,8 +72,11 @@ def _leave(place: Place) -> None:
 
 
 def _keep_from_cleaners(place: Place) -> None:
-    """Lock the node's folders as long as this process lives. systemd-tmpfiles removes what nobody
-    has used for a month below /var/tmp, such as keys, but passes over folders that are locked."""
+    """Lock the node's folders as long as this process lives.
+
+    systemd-tmpfiles removes what nobody has used for a month below /var/tmp, such as keys, but
+    passes over folders that are locked.
+    """
     for folder in place.folders:
         with contextlib.suppress(OSError):  # as on a network file system without locks
             fcntl.flock(os.open(folder, os.O_RDONLY | os.O_CLOEXEC), fcntl.LOCK_SH)

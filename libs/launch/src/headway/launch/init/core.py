@@ -36,7 +36,7 @@ class Limits:
     silent_s: float = 10.0
     """An executor whose loop sends no beat for this long is ended."""
     start_s: float = 60.0
-    """The same before its first beat."""
+    """An executor that has sent no first beat for this long after its start is ended."""
     healthy_s: float = 10.0
     """An executor that lived this long did not die early."""
     first_pause_s: float = 0.25
@@ -81,8 +81,10 @@ class Looked(Event):
 
 @dataclass(frozen=True)
 class Ended(Event):
-    """The executor has ended, or will never run again; ``code`` is None if unknown, negative for
-    a signal."""
+    """The executor has ended, or will never run again.
+
+    ``code`` is None if unknown, negative for a signal.
+    """
 
     code: int | None
     last_line: str = ""
@@ -98,8 +100,10 @@ class StopRequested(Event):
 # ---- actions -------------------------------------------------------------------------------------
 @dataclass(frozen=True)
 class Start(Action):
-    """Adopt the living executor of this node, or start one; answered by ``Started`` or
-    ``NotStarted``."""
+    """Adopt the living executor of this node, or start one.
+
+    Answered by ``Started`` or ``NotStarted``.
+    """
 
 
 @dataclass(frozen=True)

@@ -45,12 +45,12 @@ class Place:
 
     @property
     def claim(self) -> Path:
-        """Who is the node's init."""
+        """The file in which the node's init is named."""
         return self.cluster / "nodes" / f"{self.node}.init"
 
     @property
     def executor_claim(self) -> Path:
-        """Who is the node's executor."""
+        """The file in which the node's executor is named."""
         return self.cluster / "nodes" / f"{self.node}.lock"
 
     @property

@@ -37,8 +37,10 @@ _PR_SET_CHILD_SUBREAPER = 36
 
 
 class Supervisor:
-    """``run`` returns the exit code. One per process: it takes the signals and reaps all
-    children."""
+    """The process of an init; ``run`` returns its exit code.
+
+    There is one per process: it takes the signals and reaps all children.
+    """
 
     def __init__(self, place: Place, limits: Limits | None = None) -> None:
         self._place, self._core = place, Core(limits)

@@ -16,7 +16,10 @@ from headway.launch.join.corpus import Corpus
 
 @dataclass(frozen=True)
 class Bundle:
-    """As JSON in ``bundle.json`` of the run's folder on the console and on each node, 0600."""
+    """What each machine of a run knows about it, as JSON in ``bundle.json``.
+
+    The file is in the run's folder on the console and on each node, 0600.
+    """
 
     run_id: str
     name: str
@@ -58,7 +61,8 @@ class Bundle:
 
     @classmethod
     def from_json(cls, text: str, *, source: str) -> Bundle:
-        """
+        """Return the bundle from the text that ``to_json`` makes.
+
         Raises:
             InputError: it is not what ``to_json`` makes.
         """
@@ -79,7 +83,8 @@ class Bundle:
 
     @classmethod
     def load(cls, path: Path) -> Bundle:
-        """
+        """Read a bundle from its file.
+
         Raises:
             InputError: it is absent or damaged.
         """

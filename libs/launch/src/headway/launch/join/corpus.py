@@ -19,7 +19,10 @@ COPY = "copy it there, or set data.path to a folder that all machines see"
 _READ = (".bin", ".idx")
 _IDENTIFYING = ("corpus_sha256", "tokenizer_sha256", "splits")
 START_LIMIT_S = 45.0
-"""Of a preparation while a node starts, as of one that lost its disk: less than engines wait."""
+"""The limit of a preparation while a node starts, as of one that lost its disk.
+
+It is less than engines wait.
+"""
 
 
 @dataclass(frozen=True)
@@ -27,7 +30,7 @@ class Corpus:
     """What each machine of a run must have."""
 
     path: str = ""
-    """Of the prepared folder on each machine, or prefix of a Megatron ``.bin``/``.idx`` pair."""
+    """The prepared folder on each machine, or prefix of a Megatron ``.bin``/``.idx`` pair."""
     digest: str = ""
     """See ``digest_of``; empty: not checked."""
     recipe: tuple[str, ...] = ()
@@ -35,8 +38,9 @@ class Corpus:
 
 
 def digest_of(path: Path) -> str:
-    """SHA-256 over what identifies a corpus: the digests in its ``meta.json``, and names and sizes
-    of the files that ranks read.
+    """Return the SHA-256 over what identifies a corpus.
+
+    That is the digests in its ``meta.json``, and names and sizes of the files that ranks read.
 
     Cheap at any size. The ranks compare the content's own fingerprint when they open it.
 
@@ -96,8 +100,9 @@ def _files(path: Path) -> list[Path]:
 
 
 def _prepare(corpus: Corpus, path: Path, owner: dict[str, str], limit_s: float) -> None:
-    """Beside the path, whose place is taken only if it is still free. If another node that shares
-    the disk, or a person, takes it meanwhile, nothing else matters.
+    """Prepare the corpus next to the path, and move it there if the place is free.
+
+    If another node that shares the disk, or a person, takes it meanwhile, nothing else matters.
 
     Raises: as ``provide``.
     """

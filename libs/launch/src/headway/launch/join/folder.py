@@ -1,5 +1,6 @@
-"""The folders of a node that has joined: the same as of an emulated one, with links to what is
-shared.
+"""The folders of a node that has joined.
+
+They are the same as of an emulated one, with links to what is shared.
 
     cluster/        as ``ClusterFolder`` describes it; keys of this node only
     runs/NAME/      the run's folder: configuration, logs, records
@@ -45,12 +46,14 @@ class NodeFolder:
         self.cluster = ClusterFolder(path / "cluster")
 
     def has_joined(self, node: int, start: str) -> bool:
-        """Whether it joined this start of the run since the machine started, and carries the run
-        since then."""
+        """Whether the node joined this start of the run since the machine started.
+
+        It carries the run since then.
+        """
         return self._joined_start(node) == start
 
     def has_joined_another(self, node: int, start: str) -> bool:
-        """The same of another start of the run, whose processes may still be here."""
+        """Whether it joined another start of the run, whose processes may still be here."""
         return self._joined_start(node) not in (None, start)
 
     def _joined_start(self, node: int) -> str | None:

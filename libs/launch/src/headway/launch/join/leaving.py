@@ -26,9 +26,11 @@ def bundle_of(folder: Path) -> Bundle:
 
 
 def leave(folder: Path, bundle: Bundle, node: int) -> None:
-    """Keep the records of a node that has ended in the run's shared folder and remove its own, if
-    the run is over. Records are in one of the two at any time, so who finds none in the shared
-    folder, and then none here, looks there again."""
+    """Keep the records of an ended node in the run's shared folder, if the run is over.
+
+    The node's own folder is removed. Records are in one of the two at any time, so a reader that
+    finds none in the shared folder, and then none here, looks there again.
+    """
     if not folder.exists() or not _is_over(bundle):
         return
     try:

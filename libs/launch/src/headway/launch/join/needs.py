@@ -27,7 +27,8 @@ def describe() -> str:
 
 
 def check(bundle: Bundle) -> None:
-    """
+    """Check that this machine has what a node of the run needs.
+
     Raises:
         InputError: there are too few GPUs, or too little shared memory is free.
     """

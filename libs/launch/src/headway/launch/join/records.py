@@ -16,7 +16,7 @@ from headway.common.errors import CorruptError
 from headway.common.node.files import files_below, replace_file
 
 MOST_BYTES = 64 << 20
-"""Of one node, before compression; the newest files come first."""
+"""The most bytes of one node's records, before compression; the newest files come first."""
 FOLDERS = ("logs", "events")
 _SHOWN = 80
 _BY_HAND = "copy the node's logs by hand"

@@ -68,8 +68,9 @@ def check(folder: Path) -> None:
 
 @contextlib.contextmanager
 def locked(folder: Path, limit_s: float | None = None) -> Iterator[None]:
-    """Let no other command change a node's folder. Only for short: what waits for a driver must
-    not hold this, since an ``end`` waits for it.
+    """Let no other command change a node's folder.
+
+    Only for short: what waits for a driver must not hold this, since an ``end`` waits for it.
 
     The lock is on the scratch around the folder, which itself may be removed meanwhile, so there is
     no file that stays. Without a scratch there is nothing to change.
@@ -90,8 +91,10 @@ def locked(folder: Path, limit_s: float | None = None) -> Iterator[None]:
 
 @contextlib.contextmanager
 def used(folder: Path) -> Iterator[None]:
-    """Have ``is_used`` say that the node's folder is needed. Its init does so, too, by the same
-    lock, see ``headway.launch.init``."""
+    """Have ``is_used`` report that the node's folder is needed.
+
+    Its init does so, too, by the same lock, see ``headway.launch.init``.
+    """
     with _opened(folder) as held:
         _lock(held, fcntl.LOCK_SH)
         yield

@@ -1,5 +1,7 @@
-"""What an engine gives a machine that is to join a run. It contains a secret, so it is never passed
-in arguments, which every user of the machine can read."""
+"""What an engine gives a machine that is to join a run.
+
+It contains a secret, so it is never passed in arguments, which every user of the machine can read.
+"""
 
 from __future__ import annotations
 
@@ -29,9 +31,9 @@ class Ticket:
     bundle: str = field(default="", repr=False)
     """For the first node of a run, which no driver can answer yet."""
     epoch: int = 0
-    """Of `fence`: drivers of earlier epochs are ended."""
+    """The epoch that `fence` passes: drivers of earlier epochs are ended."""
     start: str = ""
-    """Of the bundle: what an earlier start of the run has left on the machine is ended."""
+    """The bundle's start: what an earlier start of the run has left on the machine is ended."""
     corpus: Corpus = field(default_factory=Corpus)
     """The machine sees to it before it joins: a node that has joined must report soon."""
 
@@ -54,7 +56,8 @@ class Ticket:
 
     @classmethod
     def from_json(cls, text: str, source: str = "standard input") -> Ticket:
-        """
+        """Return a ticket from its JSON.
+
         Raises:
             InputError: it is not a ticket.
         """

@@ -35,7 +35,8 @@ def mint(secret: str, run_id: str, node: int, *, valid_s: float = VALID_S) -> st
 
 
 def check(token: str, secret: str, run_id: str, node: int) -> None:
-    """
+    """Check that a token lets a machine join the run as this node.
+
     Raises:
         TokenError: it is not one of this run, is for another node, or has expired.
     """

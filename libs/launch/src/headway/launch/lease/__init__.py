@@ -1,1 +1,1 @@
-"""Who may lead a run: a lease in a folder or at Kubernetes."""
+"""The lease, in a folder or at Kubernetes, of the process that may lead a run."""

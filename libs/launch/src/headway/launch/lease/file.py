@@ -52,8 +52,7 @@ class SupersededError(HeadwayError):
 
 @dataclass(frozen=True)
 class Holder:
-    """The leader: ``beat`` grows while it makes progress; ``endpoint`` is
-    empty until it listens."""
+    """The leader; ``beat`` grows as it makes progress, ``endpoint`` is empty until it listens."""
 
     epoch: int
     node: int
@@ -84,16 +83,14 @@ class Holder:
 
 @dataclass(frozen=True)
 class LeaseView:
-    """What an observer sees: the newest claimed epoch, and the newest holder
-    that published itself."""
+    """What an observer sees: the newest claimed epoch and the newest published holder."""
 
     claimed: int = 0
     holder: Holder | None = None
 
     @property
     def is_starting(self) -> bool:
-        """Whether a claimant has not published itself yet: it is starting, or
-        died before it could."""
+        """Whether a claimant has not published itself: it is starting, or died before it could."""
         return self.claimed > (self.holder.epoch if self.holder is not None else 0)
 
 
@@ -103,7 +100,7 @@ class Lease(Protocol):
     look_s: float
     """Shortest pause between two looks of one observer; many observe it."""
     calm_look_s: float
-    """The same while the holder reports by itself."""
+    """Shortest pause between two looks while the holder reports by itself."""
 
     def look(self) -> LeaseView:
         """The current state of the lease."""
@@ -112,12 +109,15 @@ class Lease(Protocol):
         """Whether it is certain that the holder's process is gone; False when that is not known."""
 
     def claim(self, after: int) -> int | None:
-        """Claim the epoch after ``after``, the observed ``claimed``; None if
-        another process was faster."""
+        """Claim the epoch after ``after``, the observed ``claimed``.
+
+        None if another process was faster.
+        """
 
     def fence(self, holder: Holder) -> bool:
-        """Make sure that an earlier holder cannot act any more; False if that
-        cannot be confirmed."""
+        """Make sure that an earlier holder cannot act any more.
+
+        Returns False if that cannot be confirmed."""
 
     def publish(self, me: Holder) -> None:
         """Publish where the holder of the claimed epoch listens, and renew the lease.
@@ -143,8 +143,9 @@ class ProcessLease:
         return holder.is_here and holder.process.is_terminating()
 
     def fence(self, holder: Holder) -> bool:
-        """Kill the holder, if it runs here. A frozen one counts as gone once the signal is
-        pending."""
+        """Kill the holder, if it runs here.
+
+        A frozen one counts as gone once the signal is pending."""
         if not holder.is_here:
             return self._fence_elsewhere(holder)
         process = holder.process
@@ -162,8 +163,7 @@ def superseded(epoch: int, newest: int) -> SupersededError:
 
 
 class FileLease(ProcessLease):
-    """The lease as ``driver.json`` and empty files ``driver.claim-N`` in the
-    run's folder, both 0600.
+    """The lease as files ``driver.json`` and ``driver.claim-N`` in the run's folder, both 0600.
 
     A claim is the exclusive creation of an empty file, and the record is overwritten in place, so
     that both work on a full disk once the record exists. What is behind the record in its file is

@@ -60,7 +60,8 @@ class LeaseName:
         return found
 
     def lease(self, fence_elsewhere: Callable[[Holder], bool]) -> ApiLease:
-        """
+        """Return the lease, which only the run's pods reach.
+
         Raises:
             InputError: this is not a pod.
         """
@@ -76,7 +77,9 @@ class LeaseName:
 
 
 class ApiLease(ProcessLease):
-    """``spec.leaseTransitions`` is the newest claimed epoch, the annotation ``headway/holder`` the
+    """The driver's lease as an object of the API of Kubernetes.
+
+    ``spec.leaseTransitions`` is the newest claimed epoch, the annotation ``headway/holder`` the
     holder. Each write names the version that it replaces, so that of two claimants one succeeds,
     and a superseded holder learns it by a conflict. ``spec.holderIdentity`` and ``spec.renewTime``
     are for people; the time is never compared.

@@ -29,13 +29,14 @@ class ApiError(HeadwayError, OSError):
     def __init__(self, message: str, *, status: int = 0) -> None:
         super().__init__(message, remedy=_REMEDIES.get(status, ""))
         self.status = status
-        """Of HTTP; 0 without an answer that can be read."""
+        """The HTTP status; 0 without an answer that can be read."""
 
 
 class ApiObject:
-    """An object that exists already. Every call may block for ``LIMIT_S``, and longer only while
-    names are resolved or the answer makes progress; token and CA are read anew, because they
-    change in the life of a pod.
+    """An object of the API of Kubernetes that exists already.
+
+    Every call may block for ``LIMIT_S``, and longer only while names are resolved or the answer
+    makes progress; token and CA are read anew, because they change in the life of a pod.
 
     Args:
         server: ``https://HOST[:PORT]``.
@@ -51,8 +52,10 @@ class ApiObject:
         return self._send("GET", None)
 
     def put(self, new: dict[str, Any]) -> dict[str, Any] | None:
-        """Replace the object; returns it as it is kept, or None if it was changed since ``new``
-        was read. Raises ApiError."""
+        """Replace the object and return it as it is kept.
+
+        Returns None if it was changed since ``new`` was read. Raises ApiError.
+        """
         try:
             return self._send("PUT", json.dumps(new).encode())
         except ApiError as error:

@@ -52,7 +52,7 @@ END_LOCK_S = 3.0
 """An end proceeds without the lock of another command: engines that wait for it would take the
 machine for unreachable."""
 LATE_LOCK_S = 0.5
-"""The same where the machine is about to go."""
+"""How long an end waits for another command's lock where the machine is about to go."""
 NO_DRIVER_S = 45.0
 RELEASE_S = 2.0
 PREPARE_LIMIT_S = 600.0
@@ -225,8 +225,9 @@ def restart(folder: NodeFolder, ticket: Ticket) -> int:
 
 
 def take_part(folder: NodeFolder, ticket: Ticket, limit_s: float) -> None:
-    """Join the run, unless the machine has done so since it started. What it still runs of an
-    earlier start of the run, with the settings of then, is ended before.
+    """Join the run, unless the machine has done so since it started.
+
+    What it still runs of an earlier start of the run, with the settings of then, is ended before.
 
     Raises:
         HeadwayError: the driver refuses it, or none answers; or this machine lacks something; or
@@ -306,8 +307,9 @@ def _remove_unless_needed(folder: NodeFolder) -> None:
 
 
 def is_led_or_over(control: Path) -> bool:
-    """Whether the run has a driver or has ended. May take ``NO_DRIVER_S``: by then one of the
-    remaining nodes would have started a driver."""
+    """Whether the run has a driver or has ended.
+
+    May take ``NO_DRIVER_S``: by then one of the remaining nodes would have started a driver."""
     lease = lease_of(control)
     holder = lease.look().holder
     return holder is not None and (holder.is_over or is_led(lease, NO_DRIVER_S))
@@ -351,8 +353,9 @@ def _end(folder: NodeFolder, ticket: Ticket) -> int:
 
 
 def fence(ticket: Ticket) -> None:
-    """End drivers of the run on this machine, of epochs before the one in the ticket: the order
-    may arrive late.
+    """End drivers of the run on this machine, of epochs before the one in the ticket.
+
+    The order may arrive late.
 
     Raises:
         HeadwayError: one does not end.

@@ -104,8 +104,10 @@ class ForegroundNode:
         return 0
 
     def _start(self) -> None:
-        """Start the init, or keep a living one, by a process that ends: so it is not below this
-        one."""
+        """Start the init, or keep a living one, by a process that ends.
+
+        So the init is not below this one.
+        """
         words = [sys.executable, "-m", "headway.launch.machine", "start"]
         started = subprocess.run(words, input=self._ticket.to_json(), text=True)
         if started.returncode:
@@ -149,8 +151,10 @@ class ForegroundNode:
             self._save_here()
 
     def _save_here(self) -> None:
-        """No driver answers: have the node's own store write what memory holds, as the stays of
-        the other machines do where all are taken away."""
+        """Have the node's own store write what memory holds, since no driver answers.
+
+        The stays of the other machines do so where all are taken away.
+        """
         endpoint = NodePaths(self._ticket.run_id, self._ticket.node).endpoint("ckpt_store")
         with contextlib.suppress(HeadwayError), Client(endpoint) as client:
             client.call(Flush(newest=True), StoreStatusReply, timeout_s=CALL_S)
@@ -184,8 +188,10 @@ class ForegroundNode:
 
     # ---- the end ------------------------------------------------------------------------------
     def _leave(self) -> None:
-        """Leave nothing behind, as where the init was killed, and give back what was taken, if this
-        was the node of the run's driver."""
+        """Leave nothing behind, as where the init was killed.
+
+        Also give back what was taken, if this was the node of the run's driver.
+        """
         leave(self._folder.path, self._bundle, self._ticket.node)
         # another node of the run may have begun here, and gone on to another machine
         sweep(self._folder.path.parent, self._bundle.control.parent.parent)

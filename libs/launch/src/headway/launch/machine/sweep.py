@@ -21,7 +21,7 @@ from headway.launch.join.leaving import bundle_of, leave
 _NODE = re.compile(r"(?P<run>[0-9a-f]+)-n(?P<node>\d+)")
 """The folder of a node, see ``Ticket.folder``."""
 _REMOVED_IN_PART = re.compile(r"\.[0-9a-f]+-n\d+\.(?P<pid>\d+)")
-"""The same while ``leave`` removes it."""
+"""The folder of a node while ``leave`` removes it."""
 
 
 def main() -> int:
@@ -56,7 +56,7 @@ def _leave(path: Path, run_id: str, node: int, shared: Path) -> None:
 
 
 def _remove_the_rest(path: Path, pid: int) -> None:
-    """Of a folder whose remover was killed."""
+    """Remove the rest of a folder whose remover was killed."""
     if not Path(f"/proc/{pid}").exists():
         shutil.rmtree(path)
 

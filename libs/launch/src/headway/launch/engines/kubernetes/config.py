@@ -19,7 +19,7 @@ class KubernetesConfig:
     """Kept in the bundle, so that each pod knows its folders."""
 
     image: str
-    """With Headway installed, the same version as here."""
+    """An image that has Headway installed, the same version as here."""
     claim: str
     """Name of the PersistentVolumeClaim that all pods mount: ReadWriteMany, with the corpus and
     room for the checkpoints."""
@@ -79,7 +79,8 @@ def _is_value(text: str) -> bool:
 
 
 def check_name(what: str, name: str, *, longest: int = MAX_LABEL, parts: bool = False) -> None:
-    """
+    """Check that a name can be used in Kubernetes.
+
     Args:
         what: what the name is for, used in the message.
         name: the name; must be an RFC 1123 label.

@@ -7,8 +7,10 @@ from headway.launch.engines.remote.reach import UnreachableError
 
 
 class KubernetesMachines:
-    """Implements ``Machines`` without a client of Kubernetes: the Job starts a pod again that has
-    failed, and each pod joins the run by itself. Nothing is run on them from outside.
+    """The pods of a run as ``Machines``, without a client of Kubernetes.
+
+    The Job starts a pod again that has failed, and each pod joins the run by itself. Nothing is run
+    on them from outside.
 
     Args:
         name: of the Job.
@@ -34,8 +36,10 @@ class KubernetesMachines:
         raise self._unreachable(node, "only Kubernetes can start it")
 
     def call(self, node: int, verb: str, ticket: str, *, limit_s: float) -> str:
-        """See ``Machines``. Raises UnreachableError, except for ``end``: a pod ends by itself when
-        Kubernetes terminates it, so there is nothing to do."""
+        """Raise UnreachableError, except for ``end``; see ``Machines``.
+
+        A pod ends by itself when Kubernetes terminates it, so there is nothing to do.
+        """
         del ticket, limit_s
         if verb == "end":
             return ""

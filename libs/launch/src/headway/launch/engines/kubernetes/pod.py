@@ -64,8 +64,11 @@ def stay(secret: Path, bundle: Bundle, folder: NodeFolder, until_end: Callable[[
 
 
 def name_lease(bundle: Bundle) -> None:
-    """Record in the control folder that Kubernetes keeps the lease. Runs rendered by earlier
-    versions have no ServiceAccount; their lease stays a file in the folder."""
+    """Record in the control folder that Kubernetes keeps the lease.
+
+    Runs rendered by earlier versions have no ServiceAccount; their lease stays a file in the
+    folder.
+    """
     if "account" not in bundle.engine:
         return
     account = str(bundle.engine["account"])

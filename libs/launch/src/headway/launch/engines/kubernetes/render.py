@@ -33,8 +33,9 @@ class Needs:
 def render(
     bundle: Bundle, config: KubernetesConfig, needs: Needs, console_key: str
 ) -> list[dict[str, Any]]:
-    """A Secret, a Lease with what pods need to use it, a NetworkPolicy and the Job, all named after
-    the run.
+    """Return the Kubernetes objects of a run, all named after it.
+
+    They are a Secret, a Lease with what pods need to use it, a NetworkPolicy and the Job.
 
     Args:
         bundle: of the run; its number of nodes is that of the pods.

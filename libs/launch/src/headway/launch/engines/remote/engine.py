@@ -49,8 +49,9 @@ class Machines(Protocol):
         """
 
     def call(self, node: int, verb: str, ticket: str, *, limit_s: float) -> str:
-        """Run a verb of ``python -m headway.launch.machine`` on the machine; returns its output.
-        The ticket has no secret.
+        """Run a verb of ``python -m headway.launch.machine``; return its output.
+
+        It runs on the machine. The ticket has no secret.
 
         Raises:
             HeadwayError: it failed.
@@ -63,8 +64,10 @@ class Machines(Protocol):
         """Have the machine taken out of service. Raises HeadwayError if that fails."""
 
     def sweep(self) -> None:
-        """The run is over: have what it has left behind removed from machines that are down, or no
-        longer the run's."""
+        """Remove what the run has left behind, now that it is over.
+
+        Only machines that are down, or no longer the run's, are swept.
+        """
 
     def release(self) -> None:
         """Give back what was taken for this run only."""
@@ -148,8 +151,10 @@ class MachinesEngine:
         self._machines.report_bad(node, reason, limit_s=END_LIMIT_S)
 
     def fence(self, node: int, epoch: int) -> bool:
-        """Make sure that no driver of an earlier epoch acts on the machine, which is cut off if it
-        is not reached; False if that cannot be confirmed."""
+        """Make sure that no driver of an earlier epoch acts on the machine.
+
+        The machine is cut off if it is not reached. Returns False if that cannot be confirmed.
+        """
         try:
             self._call(node, "fence", limit_s=FENCE_LIMIT_S, epoch=epoch)
         except UnreachableError:
@@ -159,8 +164,10 @@ class MachinesEngine:
         return True
 
     def stop(self, nodes: Iterable[int] | None = None) -> list[str]:
-        """End nodes, all by default, then give the machines back; returns a line for each node that
-        may still run, since its machine was not reached or a process does not end.
+        """End nodes, all by default, then give the machines back.
+
+        Returns a line for each node that may still run, since its machine was not reached or a
+        process does not end.
 
         Raises:
             HeadwayError: the machines cannot be given back.
@@ -182,8 +189,11 @@ class MachinesEngine:
         return sorted(left)
 
     def sweep(self) -> None:
-        """The run is over: have what it has left behind removed from machines that are down, or no
-        longer the run's. What cannot be removed stays."""
+        """Remove what the run has left behind, now that it is over.
+
+        Only machines that are down, or no longer the run's, are swept. What cannot be removed
+        stays.
+        """
         self._machines.sweep()
 
     def release(self) -> None:
@@ -199,8 +209,10 @@ class MachinesEngine:
         return self._call(node, "log")
 
     def fetch_records(self, run: Path) -> list[str]:
-        """Copy the nodes' newest logs and records of steps into the run's folder here; returns a
-        sentence for each node from which that failed."""
+        """Copy the nodes' newest logs and records of steps into the run's folder here.
+
+        Returns a sentence for each node from which that failed.
+        """
         troubles: list[str] = []
 
         def fetch(node: int) -> None:
@@ -213,8 +225,10 @@ class MachinesEngine:
         return sorted(troubles)
 
     def _records(self, node: int) -> str:
-        """What the node saved at its end, else what its machine answers. A node that ends meanwhile
-        saves all of it, and then removes it from its machine."""
+        """Return what the node saved at its end, else what its machine answers.
+
+        A node that ends meanwhile saves all of it, and then removes it from its machine.
+        """
         kept, text = self._bundle.records_of(node), ""
         if not kept.exists():
             try:
@@ -231,7 +245,7 @@ class MachinesEngine:
         return self._machines.name_of(node)
 
     def _call(self, node: int, verb: str, *, limit_s: float = END_LIMIT_S, epoch: int = 0) -> str:
-        """With a ticket by which no machine can join: it has no secret."""
+        """Call a verb with a ticket by which no machine can join: it has no secret."""
         ticket = Ticket.of(self._bundle, node, self._machines.scratch)
         asked = replace(ticket, token="", epoch=epoch).to_json()
         return self._machines.call(node, verb, asked, limit_s=limit_s)

@@ -18,13 +18,15 @@ POLL_S = 2.0
 
 
 def job_name(run_id: str) -> str:
-    """Of a run's allocation."""
+    """Return the name of a run's allocation."""
     return f"headway-{run_id}"
 
 
 def submit(config: SlurmConfig, name: str, nodes: int, control: str, *words: str) -> str:
-    """Queue a job whose batch script, ``hold``, ends it when no driver leads the run; returns its
-    number."""
+    """Queue a job and return its number.
+
+    Its batch script, ``hold``, ends it when no driver leads the run.
+    """
     keeps = ["--no-kill"] if nodes > 1 else []  # a job of one machine ends with it
     options = [*keeps, f"--signal=USR1@{config.notice_s}", *config.options]
     script = [config.python, "-m", "headway.launch.engines.slurm.hold", control, *words]
@@ -98,8 +100,10 @@ def _cancel(queued: str, report: Callable[[str], None]) -> None:
 
 
 def _by_switch(hosts: tuple[str, ...]) -> tuple[str, ...]:
-    """The machines sorted by switch, because ranks that exchange most data have neighbouring
-    numbers."""
+    """Return the machines sorted by switch.
+
+    Ranks that exchange most data have neighbouring numbers.
+    """
     try:
         switches = commands.switches_of(hosts)
     except HeadwayError:  # the order only matters for speed
@@ -108,7 +112,7 @@ def _by_switch(hosts: tuple[str, ...]) -> tuple[str, ...]:
     above_of = dict(zip(hosts, switches, strict=True))
 
     def place(host: str) -> tuple[int, ...]:
-        """Of the first machine below each of its switches, from the top one down."""
+        """Return a sort key: the first machine below each of its switches, top to bottom."""
         above = above_of[host]
         return tuple(
             min(at for other, at in first.items() if other[:depth] == above[:depth])

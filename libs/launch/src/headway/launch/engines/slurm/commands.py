@@ -34,7 +34,7 @@ class Job:
     id: str
     name: str
     state: str
-    """As squeue writes it, such as ``PENDING`` and ``RUNNING``."""
+    """The state in squeue's words, such as ``PENDING`` and ``RUNNING``."""
     nodes: str
     """Its machines in Slurm's own short form; empty while it waits."""
     reason: str
@@ -135,8 +135,10 @@ def hosts_of(nodes: str) -> tuple[str, ...]:
 
 
 def most_nodes(job: str) -> int | None:
-    """How many machines the partition of a job gives at most, those that are down included; None
-    if that is not known. Raises as ``command``."""
+    """Return how many machines the partition of a job gives at most.
+
+    Those that are down are included; None if it is not known. Raises as ``command``.
+    """
     names = command(["squeue", "--noheader", f"--jobs={job}", "--format=%P"]).strip().split(",")
     text = command(["scontrol", "show", "partition", "--oneliner"])
     found = re.findall(r"PartitionName=(\S+) .*?MaxNodes=(\S+) .*?TotalNodes=(\d+)", text)
@@ -155,8 +157,11 @@ def addresses_of(hosts: Sequence[str]) -> list[str]:
 
 
 def switches_of(hosts: Sequence[str]) -> list[tuple[str, ...]]:
-    """The switches above each machine, the top one first; none where Slurm knows no topology, or
-    one that is not made of switches. Raises as ``command``."""
+    """Return the switches above each machine, the top one first.
+
+    There are none where Slurm knows no topology, or one that is not made of switches. Raises as
+    ``command``.
+    """
     text = command(["scontrol", "show", "topology"])
     found = re.findall(r"SwitchName=(\S+) Level=(\d+) .*?Nodes=(\S+)", text)
     above: dict[str, list[str]] = {host: [] for host in hosts}
@@ -168,8 +173,10 @@ def switches_of(hosts: Sequence[str]) -> list[tuple[str, ...]]:
 
 
 def cancel(job: str, *, with_kill: bool = False) -> None:
-    """End a job or step, or with ``--name=NAME`` all jobs of that name; nothing if it has ended.
-    Raises as ``command``."""
+    """End a job or step, or with ``--name=NAME`` all jobs of that name.
+
+    Does nothing if it has ended. Raises as ``command``.
+    """
     words = ["scancel", *(["--signal=KILL"] if with_kill else []), job]
     try:
         command(words)

@@ -23,7 +23,7 @@ OURS = (
 )  # fmt: skip
 """Options of sbatch that the engine sets itself, or that would change what a job is."""
 OUR_LETTERS = "NJonaW"
-"""The same as single letters."""
+"""The single letters of sbatch for options in ``OURS``."""
 _GPU_VARIABLES = (
     "SBATCH_GPUS", "SBATCH_GPUS_PER_NODE", "SBATCH_GPUS_PER_TASK", "SBATCH_GRES",
 )  # fmt: skip
@@ -32,7 +32,7 @@ _GPU_OPTION = re.compile(
     r"|SBATCH_GPUS(_PER_NODE|_PER_TASK)?=.|SBATCH_GRES=(.*,)?gpu\b"
 )
 MOST_NOTICE_S = 65535
-"""Of sbatch --signal."""
+"""The longest notice that ``sbatch --signal`` takes, in seconds."""
 
 
 @dataclass(frozen=True)
@@ -44,8 +44,10 @@ class SlurmConfig:
     python: str = "python3"
     """Python of the installation, on each machine."""
     options: tuple[str, ...] = ()
-    """Of sbatch, for the partition, account, time limit and GPUs; ``SBATCH_*`` variables work,
-    too."""
+    """Options of sbatch, for the partition, account, time limit and GPUs.
+
+    ``SBATCH_*`` variables work, too.
+    """
     scratch: str = DEFAULT
     """Folder on each machine's own disk, for logs and keys; ``{uid}`` is the user's number there.
     It must belong to that user or to root."""
@@ -80,7 +82,8 @@ class SlurmConfig:
 
     @classmethod
     def read(cls, path: Path) -> SlurmConfig:
-        """
+        """Read the configuration from a file.
+
         Raises:
             ConfigError: as ``read_config``.
         """
@@ -103,7 +106,7 @@ def _may_be_given(option: str) -> bool:
 
 @dataclass(frozen=True)
 class SlurmRun(SlurmConfig):
-    """The same with what Slurm has given to one run."""
+    """The configuration, with what Slurm has given to one run."""
 
     job: str = ""
     """Number of the allocation."""

@@ -18,7 +18,7 @@ from headway.launch.lease.file import FileLease, LeaseWatch
 
 NO_DRIVER_S = 600.0
 RESUME_S = 120.0
-"""The same while the lease is that of the run before it was stopped."""
+"""How long no driver may lead while the lease is that of the run before it was stopped."""
 OVER_S = 30.0
 """How long nodes may take to end, and to have machines swept, once the run is over."""
 LOOK_S = 5.0

@@ -67,7 +67,7 @@ class SlurmMachines:
         self._hosts: dict[str, tuple[str, ...]] = {}
         self._looked_s = float("-inf")
         self._restart_limits_s: dict[int, float] = {}
-        """Of nodes for which the first one was too short."""
+        """Node -> limit of its next restart in seconds, where the one before was too short."""
 
     # ---- which machine ------------------------------------------------------------------------
     def name_of(self, node: int) -> str:
@@ -115,7 +115,7 @@ class SlurmMachines:
             self._looked_s = float("-inf")
 
     def _job_name(self, node: int) -> str:
-        """Of the further job for a node."""
+        """Return the name of the further job for a node."""
         return f"{job_name(self._run_id)}-{self._config.job}-n{node}"
 
     # ---- Machines -----------------------------------------------------------------------------

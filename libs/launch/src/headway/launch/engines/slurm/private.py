@@ -21,8 +21,9 @@ _TICKET, _ANSWER = "ticket-", "answer-"
 
 @contextlib.contextmanager
 def ticket_file(folder: Path, ticket: str) -> Iterator[list[str]]:
-    """The words that make a verb read its ticket from a new file, which exists until the end of the
-    block.
+    """Yield the words that make a verb read its ticket from a new file.
+
+    The file exists until the end of the block.
 
     Raises:
         HeadwayError: it cannot be written.

@@ -37,7 +37,7 @@ class Host:
     """One machine."""
 
     name: str
-    """As the command that reaches it knows it."""
+    """The name that the command that reaches the host knows it by."""
 
 
 @dataclass(frozen=True)
@@ -84,12 +84,13 @@ class HostsConfig:
 
     @classmethod
     def read(cls, path: Path) -> HostsConfig:
-        """
+        """Read the configuration from a file.
+
         Raises:
             ConfigError: as ``read_config``.
         """
         return read_config(cls, path)
 
     def first(self, count: int) -> HostsConfig:
-        """The same with the first machines only."""
+        """Return the configuration with the first ``count`` machines only."""
         return replace(self, hosts=self.hosts[:count])

@@ -16,7 +16,7 @@ REACH_LIMIT_S = 20.0
 SSH_FAILED = 255
 """Exit code of ssh(1) where it could not connect."""
 NOT_RUN = (126, 127)
-"""Of a shell: the program cannot be read or is absent, as where a disk is dying."""
+"""Exit codes of a shell where the program is absent or unreadable, as on a dying disk."""
 
 
 class HostMachines:
