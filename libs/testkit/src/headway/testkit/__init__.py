@@ -1,2 +1,4 @@
-"""Rigs for Headway's own tests and benchmarks: fuzzers, worker pools, model
-clusters. Never released."""
+"""Rigs for Headway's own tests and benchmarks, never released.
+
+They are fuzzers, worker pools and model clusters.
+"""

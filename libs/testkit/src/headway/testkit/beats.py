@@ -141,8 +141,10 @@ def lockstep(
 def stall_others(
     timelines: list[Timeline], culprit: int, at_s: float, waiting: str = "NORM"
 ) -> None:
-    """Hang ``culprit`` in its next forward pass after ``at_s``, and all others in
-    the next collective."""
+    """Hang ``culprit`` in its next forward pass after ``at_s``.
+
+    All others hang in the next collective.
+    """
     timelines[culprit].hang(at_s, "FORWARD")
     stuck_s = timelines[culprit].actions[-1][0]
     for timeline in timelines:

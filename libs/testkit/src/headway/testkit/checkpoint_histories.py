@@ -319,7 +319,10 @@ class History:
 def restore_together(
     clients: list[DiskClient], disks: list[Disk], reading: list[Disk]
 ) -> list[Any]:
-    """All ranks at once, as threads that agree by a barrier. (Their reads are not made to fail.)"""
+    """Restore on all ranks at once, as threads that agree by a barrier.
+
+    Their reads are not made to fail.
+    """
     del disks
     reading[0] = Disk()
     found: list[Any] = [None] * len(clients)

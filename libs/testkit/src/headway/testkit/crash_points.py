@@ -103,8 +103,10 @@ class _File:
 
 @dataclass
 class _Names:
-    """The names of one folder: durable ones, and changes since its last sync as (name,
-    inode or None) groups."""
+    """The names of one folder: durable ones, and changes since its last sync.
+
+    The changes are groups of (name, inode or None).
+    """
 
     durable: dict[str, Any] = field(default_factory=dict)
     pending: list[list[tuple[str, Any]]] = field(default_factory=list)
@@ -136,8 +138,10 @@ class _Disk:
         self.current: dict[str, Any] = {".": "."}
 
     def apply(self, op: Op) -> None:
-        """A folder's identity is the path it was made under; only its name
-        in the parent changes."""
+        """Apply an operation to the files and folders.
+
+        A folder's identity is the path it was made under; only its name in the parent changes.
+        """
         match op.kind:
             case "mkdir":
                 self.folders[op.path] = _Names()

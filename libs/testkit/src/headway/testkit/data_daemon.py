@@ -22,8 +22,10 @@ from headway.dataloader.formats import TokenFileWriter
 def write_tokens(
     prefix: Path, lengths: Sequence[int], *, vocab_size: int = 60_000, seed: int = 0
 ) -> Path:
-    """A ``.bin``/``.idx`` pair of random u16 tokens with these sequence
-    lengths; returns ``prefix``."""
+    """Write a ``.bin``/``.idx`` pair of random u16 tokens with these sequence lengths.
+
+    Returns ``prefix``.
+    """
     random = np.random.default_rng(seed)
     with TokenFileWriter(prefix, np.uint16) as writer:
         for length in lengths:
@@ -71,7 +73,7 @@ class Daemon:
 
     @property
     def pid(self) -> int:
-        """Of the running process."""
+        """The pid of the running process."""
         assert self._process is not None
         return self._process.pid
 
@@ -124,7 +126,7 @@ def rows(client: DataClient, count: int) -> list[tuple[int, bytes, bytes, bytes]
 
 
 def in_process(spec: StreamSpec, count: int) -> list[tuple[int, bytes, bytes, bytes]]:
-    """The same without a daemon."""
+    """Return the next batches of a stream, read without a daemon."""
     with DataClient(None, spec=spec) as client:
         return rows(client, count)
 

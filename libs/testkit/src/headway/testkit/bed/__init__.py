@@ -1,5 +1,8 @@
-"""Separate machines on one Linux host, as root: a node has its own network, processes, host name,
-clocks, /dev/shm, /tmp and disk. ``python -m headway.testkit.bed --help`` starts one by hand."""
+"""Separate machines on one Linux host, as root.
+
+A node has its own network, processes, host name, clocks, /dev/shm, /tmp and disk. ``python -m
+headway.testkit.bed --help`` starts one by hand.
+"""
 
 from __future__ import annotations
 

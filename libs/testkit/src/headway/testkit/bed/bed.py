@@ -35,7 +35,8 @@ class Bed:
         shared: Iterable[Path] = (),
         visible: Iterable[Path] = (),
     ) -> None:
-        """
+        """Make a bed of ``nodes`` nodes.
+
         Args:
             folder: for the disks; must exist. Each node sees only its own one in it.
             nodes: how many.

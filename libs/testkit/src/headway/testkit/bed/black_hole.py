@@ -83,5 +83,5 @@ def _if_port(first: int, last: int) -> list[Instruction]:
 
 
 def as_bytecode(code: list[Instruction]) -> str:
-    """As ``tc`` reads it."""
+    """Return the filter in the form that ``tc`` reads."""
     return ",".join([str(len(code)), *(" ".join(map(str, one)) for one in code)])

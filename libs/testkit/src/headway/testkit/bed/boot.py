@@ -62,7 +62,7 @@ class Boot:
             lines = self._console.read_text(errors="replace").splitlines()
             raise HeadwayError("the node did not start: " + " | ".join(lines[-3:])) from None
         self.pid = pid_of(self._pidfd)
-        """Of process 1, as the host counts."""
+        """The pid of process 1, as the host counts."""
         self._namespace = Path(f"/proc/{self.pid}/ns/pid").readlink()
         self.boot_id: str = reply["boot_id"]
 
@@ -111,8 +111,10 @@ class Boot:
                 signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
 
     def wait(self) -> None:
-        """After ``kill``: return once nothing of the node runs. Raises
-        subprocess.TimeoutExpired."""
+        """Return once nothing of the node runs, after ``kill``.
+
+        Raises subprocess.TimeoutExpired.
+        """
         self._starter.wait(_LIMIT_S)
         self._channel.close()
         if self._pidfd >= 0:

@@ -37,7 +37,10 @@ class Hierarchy:
 
 
 def hierarchies() -> list[Hierarchy]:
-    """Of this machine, the best first; none where no group can be made."""
+    """Return the control groups' hierarchies of this machine, the best first.
+
+    There are none where no group can be made.
+    """
     found = []
     for line in Path("/proc/self/mounts").read_text().splitlines():
         _, root, kind, options, *_ = line.split()
@@ -64,7 +67,10 @@ def _is_usable(hierarchy: Hierarchy) -> bool:
 
 
 def _own_name() -> str:
-    """Of the groups of one bed: pid namespace, pid and start of the owner, a number."""
+    """Return a name for the groups of one bed.
+
+    It has the pid namespace, pid and start of the owner, and a number.
+    """
     owner = ProcessId.current()
     return f"headway-bed-{_pid_namespace()}-{owner.pid}-{owner.start_ticks}-{next(_count)}"
 
@@ -163,8 +169,10 @@ def folder_for_bed(hierarchy: Hierarchy) -> Path:
 
 
 def sweep(hierarchy: Hierarchy) -> None:
-    """End and remove the groups of beds whose owner has ended. Those of other pid
-    namespaces are not judged."""
+    """End and remove the groups of beds whose owner has ended.
+
+    Those of other pid namespaces are not judged.
+    """
     for folder in hierarchy.root.glob("headway-bed-*"):
         if not (name := _NAME.fullmatch(folder.name)) or name[1] != _pid_namespace():
             continue
@@ -184,7 +192,10 @@ def _end(hierarchy: Hierarchy, group: Path) -> None:
 
 
 def remove(folder: Path) -> None:
-    """Of one node or one bed; waits for processes that are about to leave it."""
+    """Remove the group of one node or one bed.
+
+    Waits for processes that are about to leave it.
+    """
 
     def removed() -> bool:
         try:

@@ -26,7 +26,7 @@ class Listener:
 
 
 def listeners(node: int, pid: int) -> list[Listener]:
-    """Of the network namespace of process ``pid``."""
+    """Return the sockets that listen in the network namespace of process ``pid``."""
     found = []
     for table, family in (("tcp", socket.AF_INET), ("tcp6", socket.AF_INET6)):
         path = Path(f"/proc/{pid}/net/{table}")

@@ -21,7 +21,7 @@ class Namespace:
 
     @classmethod
     def new(cls) -> Namespace:
-        """With a loopback device that is down."""
+        """Make a network namespace with a loopback device that is down."""
 
         def leave() -> int:
             kernel.unshare(kernel.NEW_NETWORK)

@@ -93,7 +93,7 @@ class Network:
             self._carry()
 
     def close(self) -> None:
-        """With it the bridge disappears."""
+        """Close all cables, and with them the bridge."""
         if self._relay is not None:
             self._relay.close()
             self._relay = None
@@ -133,7 +133,7 @@ class Network:
             ) from error
 
     def heal(self) -> None:
-        """As it was at first."""
+        """Remove all faults, so that the network is as it was at first."""
         faults, self._faults = self._faults, _Faults()
         self._refilter({cut.source for cut in faults.cuts} | {a for a, _ in faults.delays_ms})
         for index in faults.limits_mbit:

@@ -54,7 +54,7 @@ class Node:
         self._view, self._files, self._network, self._groups = view, dict(files), network, groups
         self._boot: Boot | None = None
         self._boots: list[tuple[float, int]] = []
-        """Of each boot: when it began, and the inode of its pid namespace."""
+        """When each boot began, and the inode of its pid namespace."""
         self._is_up = False
         self._group: Group | None = None
         self._is_frozen = False
@@ -142,7 +142,7 @@ class Node:
 
     @property
     def pid(self) -> int:
-        """Of process 1, as the host counts."""
+        """The pid of process 1, as the host counts."""
         return self._up.pid
 
     def pid_namespace(self, unix_s: float) -> int:
@@ -231,7 +231,7 @@ class Node:
 
     @property
     def environment(self) -> dict[str, str]:
-        """Of each process, before what ``start`` adds."""
+        """The environment of each process, before what ``start`` adds."""
         disk = Path(self._view.disk_alias)
         return {
             **{name: os.environ[name] for name in _INHERITED if name in os.environ},

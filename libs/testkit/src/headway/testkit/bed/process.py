@@ -18,9 +18,9 @@ class Process:
         """``exit_code`` asks process 1 once the process has ended."""
         self.argv = list(argv)
         self.pid = pid_of(pidfd)
-        """As the host counts."""
+        """The pid, as the host counts."""
         self.returncode: int | None = None
-        """As in ``subprocess``: None until ``poll`` or ``wait`` found it ended."""
+        """The exit code as in ``subprocess``: None until ``poll`` or ``wait`` found the end."""
         self._pidfd = pidfd
         self._exit_code = exit_code
 

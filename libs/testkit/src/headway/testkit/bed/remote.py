@@ -25,7 +25,7 @@ from headway.testkit.bed.node import Node
 
 LIMIT_S = 120.0
 NOT_REACHED = 255
-"""As ssh(1) reports it."""
+"""The exit code by which ssh(1) reports that it did not reach the machine."""
 
 
 class Remote:

@@ -32,8 +32,10 @@ class Stream:
 
 @dataclass(frozen=True)
 class Datagram:
-    """A frame that is neither of TCP nor of a kernel; without addresses if it is not of IPv4, and
-    without ports if it is not of UDP."""
+    """A frame that is neither of TCP nor of a kernel.
+
+    It has no addresses if it is not of IPv4, and no ports if it is not of UDP.
+    """
 
     source: str
     source_port: int
@@ -86,8 +88,10 @@ def datagrams(path: Path) -> list[Datagram]:
 
 
 def _is_of_kernel(frame: bytes) -> bool:
-    """Whether it is ARP, ICMP or IGMP. Each new device of Linux announces itself by ICMPv6, with
-    options before it."""
+    """Whether the frame is ARP, ICMP or IGMP.
+
+    Each new device of Linux announces itself by ICMPv6, with options before it.
+    """
     kind = frame[12:14]
     if kind == _IPV6:
         following = frame[_ETHERNET_BYTES + 6]

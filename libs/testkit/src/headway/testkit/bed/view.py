@@ -18,7 +18,7 @@ class View:
     """Absolute paths without links, the same on the host and in the node but for ``disk_alias``."""
 
     folder: str
-    """Of the bed; nothing else in it is visible."""
+    """The bed's folder; nothing else in it is visible."""
     disk: str
     """The node's own folder on the host, which outlives a boot."""
     disk_alias: str

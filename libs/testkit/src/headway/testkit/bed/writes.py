@@ -46,7 +46,8 @@ class Writes:
     """Runs until ``stop``, or the end of its ``with`` block."""
 
     def __init__(self, folder: Path) -> None:
-        """
+        """Begin to record writes below a folder.
+
         Raises:
             HeadwayError: the kernel refuses, for example without root.
         """
@@ -84,8 +85,9 @@ class Writes:
             os.close(fd)
 
     def of(self, node: Node) -> list[Write]:
-        """Writes by processes of a machine, in each of its boots, and by processes that had ended
-        before their machine could be determined.
+        """Return the writes by processes of a machine, in each of its boots.
+
+        Also those by processes that had ended before their machine could be determined.
 
         Raises:
             HeadwayError: the kernel has dropped events.

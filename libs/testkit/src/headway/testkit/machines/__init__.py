@@ -1,5 +1,8 @@
-"""A cluster of separate machines on this host: nodes of a bed, and one more where the console is.
-``python -m headway.testkit.machines CONFIG`` trains on it."""
+"""A cluster of separate machines on this host.
+
+They are nodes of a bed, and one more where the console is. ``python -m headway.testkit.machines
+CONFIG`` trains on it.
+"""
 
 from headway.testkit.machines.machines import Machines
 

@@ -11,7 +11,7 @@ from headway.testkit.bed.node import Node
 from headway.testkit.bed.writes import Write, Writes
 
 EVENTS = "SELECT unix_s, epoch, name, fields FROM events WHERE id >= ? ORDER BY id"
-"""Of a journal: the rows for ``writes_after_fencing``, from the event before the fault on."""
+"""The journal's rows for ``writes_after_fencing``, from the event before the fault on."""
 OF_DRIVER = ("-m headway.controller driver", "-m headway.health monitor")
 
 
@@ -23,11 +23,13 @@ def writes_after_fencing(
     leads: bool = False,
     apart_from: Path | None = None,
 ) -> list[str]:
-    """Writes of the machine's driver after another one led, and of any of its processes from its
-    fencing to its return, according to the journal. What fences a lost machine with ranks is the
-    record of the next generation in the checkpoints folder, which is there before the journal's
-    event. If only the driver was replaced, as in a cut of the control network, the machine's ranks
-    still take part and may write.
+    """Return the writes of a machine after it was fenced, according to the journal.
+
+    They are writes of the machine's driver after another one led, and of any of its processes from
+    its fencing to its return. What fences a lost machine with ranks is the record of the next
+    generation in the checkpoints folder, which is there before the journal's event. If only the
+    driver was replaced, as in a cut of the control network, the machine's ranks still take part and
+    may write.
 
     Args:
         events: of the journal since the fault, by ``EVENTS``.

@@ -133,9 +133,11 @@ class Machines:
         return self.bed.disk / "headway"
 
     def files_of_runs(self, node: Node) -> list[str]:
-        """What runs have on a machine that is up, beside what all machines share: files, folders
-        and sockets, also where a run without ``scratch`` has them. The folders that hold those of
-        all runs may stay, empty."""
+        """Return what runs have on a machine that is up, beside what all machines share.
+
+        That is files, folders and sockets, also where a run without ``scratch`` has them. The
+        folders that hold those of all runs may stay, empty.
+        """
         roots = [sock_root({}), scratch.folder_of(scratch.DEFAULT, ""), self.scratch]
         found = node.run(["sh", "-euc", _FIND, "sh", "/dev/shm", *roots]).stdout.splitlines()
         return [path for path in found if path != str(shm_root({}))]
@@ -197,8 +199,10 @@ class Machines:
             self.slurm.start(self.bed.node(index))
 
     def keep(self, name: str, index: int) -> Process:
-        """Make a machine join the run with a foreground process, as under systemd; its node
-        number is its index."""
+        """Make a machine join the run with a foreground process, as under systemd.
+
+        Its node number is its index.
+        """
         node = self.bed.node(index)
         ticket = self.headway("node", "ticket", "--run", name, "--node", str(index)).stdout
         replace_file(node.root / "ticket.json", ticket)
@@ -219,8 +223,10 @@ class Machines:
         self.bed.isolate(index, plane="control")
 
     def cut_fabric(self, a: int, b: int | None = None, *, one_way: bool = False) -> None:
-        """The ranks' traffic of a machine vanishes, with ``b`` only that between the two, or
-        ``one_way`` only what ``a`` sends to ``b``."""
+        """Cut the ranks' traffic of a machine, which then vanishes.
+
+        With ``b`` only that between the two, or ``one_way`` only what ``a`` sends to ``b``.
+        """
         if b is None:
             self.bed.isolate(a, plane="fabric")
         else:

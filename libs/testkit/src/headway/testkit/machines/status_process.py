@@ -14,7 +14,7 @@ from headway.console.live.progress import read_progress
 from headway.console.run import Run
 
 MAX_RANKS = 64
-"""As many as ``headway status`` lists unasked."""
+"""How many ranks are listed, as many as ``headway status`` lists unasked."""
 
 
 def main() -> None:

@@ -21,8 +21,10 @@ MODULE = "headway.testkit.machines.status_process"
 
 
 class Statuses:
-    """What ``headway status --json`` prints on ``node``, by a process in its network, which starts
-    with the first question and ends with the ``with`` block.
+    """What ``headway status --json`` prints on ``node``.
+
+    The answers come from a process in the node's network, which starts with the first question and
+    ends with the ``with`` block.
 
     The runs' folder has the same path on the host and on the node.
     """
@@ -38,7 +40,7 @@ class Statuses:
         self._end()
 
     def of(self, name: str) -> dict[str, Any]:
-        """Of one run: phase "unknown" where there is none, or no answer."""
+        """Return the status of one run: phase "unknown" where there is none, or no answer."""
         if self._process is None:
             self._process = self._start()
         try:

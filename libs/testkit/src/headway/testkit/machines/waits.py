@@ -22,7 +22,7 @@ def is_stepping(status: Mapping[str, Any], beyond: int, *, num_ranks: int = 2) -
 
 
 def first_step(machines: Machines, name: str, generation: int) -> int:
-    """Of a generation, counted from 0, once its metrics are in the journal."""
+    """Return the first step of a generation, counted from 0, once the journal has it."""
     run, first = Run(machines.runs / name), "SELECT MIN(step) FROM metrics WHERE generation = ?"
 
     def found() -> int | None:
@@ -36,8 +36,9 @@ def first_step(machines: Machines, name: str, generation: int) -> int:
 def until(
     machines: Machines, name: str, condition: Callable[[dict[str, Any]], bool], what: str
 ) -> dict[str, Any]:
-    """The status of a run once ``condition`` holds of it; without ranks and nodes while no driver
-    answers.
+    """Return the status of a run once ``condition`` holds of it.
+
+    It has no ranks and nodes while no driver answers.
 
     Raises:
         TimeoutError: ``what`` and the last status.

@@ -1,2 +1,4 @@
-"""What tests and benchmarks of the trainer share: a pool of worker processes and
-the jobs that it runs."""
+"""What tests and benchmarks of the trainer share.
+
+It is a pool of worker processes and the jobs that it runs.
+"""

@@ -145,8 +145,10 @@ class Hand:
         return self.send(Done(only(actions, BeginGeneration)))
 
     def join(self, step: int, *, status: str = "running") -> list[Action]:
-        """Every rank is in the current generation, and has stepped unless
-        ``status`` says otherwise."""
+        """Let every rank be in the current generation, after ``step`` steps.
+
+        Every rank has stepped unless ``status`` says otherwise.
+        """
         self.step = step
         for rank, name in self.state.members.workers.items():
             node = self.state.fleet.rank_nodes[rank]

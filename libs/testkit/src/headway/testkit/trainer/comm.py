@@ -17,8 +17,10 @@ T = TypeVar("T")
 
 
 class _Meeting:
-    """Exchanges tensors between the members of a group: each contributes one,
-    all see all of them."""
+    """Exchanges tensors between the members of a group.
+
+    Each contributes one, all see all of them.
+    """
 
     def __init__(self, size: int) -> None:
         self.size = size
@@ -27,8 +29,10 @@ class _Meeting:
         self._calls: list[str] = [""] * size
 
     def exchange(self, rank: int, call: str, tensor: torch.Tensor) -> list[torch.Tensor]:
-        """Everyone's tensor as it was at the call; raises RuntimeError if members
-        made different calls."""
+        """Return everyone's tensor as it was at the call.
+
+        Raises RuntimeError if members made different calls.
+        """
         self._brought[rank], self._calls[rank] = tensor.clone(), call
         self._barrier.wait()
         everyone = [tensor for tensor in self._brought if tensor is not None]
@@ -44,8 +48,10 @@ class _Meeting:
 
 
 class ThreadComm:
-    """One member of a group of threads. ``calls`` lists (name, elements) of
-    every call, in order."""
+    """One member of a group of threads.
+
+    ``calls`` lists (name, elements) of every call, in order.
+    """
 
     def __init__(self, meeting: _Meeting, rank: int) -> None:
         self._meeting, self._rank = meeting, rank

@@ -146,7 +146,7 @@ class Place:
 
 
 class JoinedPlace(Place):
-    """The same over machines, none of which is there: nodes join with keys of their own."""
+    """A run over machines, none of which is there: nodes join with keys of their own."""
 
     def __init__(self, folder: Path, config: RunConfig = QUIET, nodes: int = 2) -> None:
         super().__init__(folder, config, nodes)

@@ -1,5 +1,7 @@
-"""Jobs for the worker pool: groups, collectives and messages, checked by value, and
-what is left behind."""
+"""Jobs for the worker pool: groups, collectives and messages, checked by value.
+
+They also check what is left behind.
+"""
 
 from __future__ import annotations
 
@@ -128,8 +130,10 @@ def stay_busy(
     folder: str,
     timeout_s: float = GROUP_TIMEOUT_S,
 ) -> Any:
-    """All-reduces and messages until the generation ends; says how it ended,
-    and what is left of it."""
+    """Run all-reduces and messages until the generation ends.
+
+    Returns how it ended, and what is left of it.
+    """
     plan = Grid(**grid)
     why, done = "", 0
     groups = None
@@ -199,8 +203,11 @@ def send_to_a_stopped_peer(
 def left_behind(
     _context: WorkerContext, *, max_threads: int, max_fds: int, limit_s: float
 ) -> dict[str, Any]:
-    """Threads and descriptors once they are down to the limits, or after ``limit_s``; then
-    ``stuck`` says what the threads are and whether a garbage collection ends them."""
+    """Return the threads and descriptors once they are down to the limits.
+
+    After ``limit_s`` it returns them as they are; then ``stuck`` says what the threads are and
+    whether a garbage collection ends them.
+    """
     deadline_s = time.monotonic() + limit_s
     while True:
         threads, fds = _entries("task"), _entries("fd")

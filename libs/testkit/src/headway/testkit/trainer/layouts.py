@@ -1,5 +1,6 @@
-"""The layouts whose numbers must equal a single process's, and a model small
-enough to try them all.
+"""The layouts whose numbers must equal a single process's.
+
+A model here is small enough to try them all.
 
 A layout's name is ``<grid>-<schedule>-<block>``, such as ``tp2xpp2-zb-h1-parallel``.
 """
@@ -58,7 +59,7 @@ class Layout:
     vp: int | None = None
     """None takes the configuration's default, or 2 with the interleaved schedule."""
     family: str = ""
-    """Of ``FAMILIES``; "" is the plain model with ``block``."""
+    """The key in ``FAMILIES``; "" is the plain model with ``block``."""
     head_layers: float = 0.0
 
     @property

@@ -254,8 +254,10 @@ def _kind(item: object) -> str:
 def settled(
     num_tensors: int, limit_s: float, *, is_end: bool = False, at_most: bool = False
 ) -> dict[str, int]:
-    """The census as soon as so many tensors and no objects of a step live, and at the end of a
-    generation none of its communicators, or after ``limit_s``.
+    """Return the census once everything has settled, or after ``limit_s``.
+
+    It has settled when ``num_tensors`` tensors and no objects of a step live, and at the end of a
+    generation none of its communicators.
 
     Other threads may take a moment to let go: gloo's of what it has just reduced, the one that
     copies the snapshot of its slot, and after an abort those in the middle of an operation.

@@ -1,5 +1,7 @@
-"""A driver for tests of executors: it holds the lease, answers beats, keeps what it is
-sent, decides nothing."""
+"""A driver for tests of executors that decides nothing.
+
+It holds the lease, answers beats and keeps what it is sent.
+"""
 
 from __future__ import annotations
 

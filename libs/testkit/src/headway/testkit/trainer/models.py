@@ -16,8 +16,11 @@ from headway.trainer.state.params import ParamSpec, Precision
 
 
 def tiny_model(block: str = "serial", init_std: float = 0.3, **changes: int) -> ModelConfig:
-    """Two layers, 4 heads of 6, 64 words, 16 tokens; no two dimensions are equal, and first weights
-    are large, so that every part of the model counts."""
+    """Return the configuration of a model in which no two dimensions are equal.
+
+    It has two layers, 4 heads of 6, 64 words and 16 tokens. First weights are large, so that every
+    part of the model counts.
+    """
     shape = {
         "layers": 2,
         "hidden": 24,
@@ -32,8 +35,10 @@ def tiny_model(block: str = "serial", init_std: float = 0.3, **changes: int) -> 
 
 @dataclass(frozen=True)
 class Batch:
-    """tokens, labels int64 and mask, each [micro_batch, seq]; a fifth of the
-    tokens does not count."""
+    """Tokens and labels, int64, and the mask, each [micro_batch, seq].
+
+    A fifth of the tokens does not count.
+    """
 
     tokens: torch.Tensor
     labels: torch.Tensor

@@ -48,8 +48,10 @@ class Devices:
         return False
 
     def stranded(self) -> list[int]:
-        """The ranks that never end if all are aborted now. Those that an abort reaches leave first,
-        which is the worst for the others."""
+        """Return the ranks that never end if all are aborted now.
+
+        Those that an abort reaches leave first, which is the worst for the others.
+        """
         if not any(map(self._is_held, range(len(self._traces)))):
             return []
         aborted = Devices(self._traces)

@@ -70,8 +70,11 @@ class Loading(FakeChunk):
 def step_of(
     name: str, pp: int, vp: int, late: set[str], *, overlap: bool, rehearsed: bool
 ) -> list[Trace]:
-    """Every rank's trace of a training step; ``rehearsed``: after a pass over messages that are
-    there, of as many micro-batches as a real rehearsal has."""
+    """Return every rank's trace of a training step.
+
+    ``rehearsed``: after a pass over messages that are there, of as many micro-batches as a real
+    rehearsal has.
+    """
     schedule = lowered(name, pp, vp)
     short = lowered(name, pp, vp, groups=enough(name, pp, schedule.num_micro_batches) // pp)
     traces = []

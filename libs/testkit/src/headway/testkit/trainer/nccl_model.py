@@ -41,8 +41,10 @@ SHAPES = [
 
 @dataclass(eq=False)
 class Message:
-    """One end of a message: what a rank issued on a communicator, behind ``after`` waits
-    of its compute stream."""
+    """One end of a message that a rank issued on a communicator.
+
+    It was issued behind ``after`` waits of the rank's compute stream.
+    """
 
     comm: str
     is_send: bool
@@ -198,7 +200,7 @@ def issue(schedule: Schedule, mapping: Any, *, overlap: bool = True) -> tuple[li
 def passes_of(
     schedule: Schedule, mapping: Any, *, overlap: bool = True
 ) -> Iterator[tuple[Trace, int, int]]:
-    """Of every rank: its trace, its late receives, and the most sends of one direction left."""
+    """Yield each rank's trace, late receives, and most sends of one direction left."""
     for rank, _ in enumerate(schedule.ranks):
         trace = Trace()
         chunks: Any = [

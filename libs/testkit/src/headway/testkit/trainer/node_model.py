@@ -1,5 +1,6 @@
-"""A node in memory: processes that start, beat, hang and die, around a
-``Guardian`` that keeps them.
+"""A node in memory, around a ``Guardian`` that keeps its processes.
+
+The processes start, beat, hang and die.
 
 Time is a number. Every event goes through ``Node.handle``, which carries out what the guardian
 wants, late or not at all where a disturbance says so, and checks after each event what must always
@@ -43,8 +44,10 @@ class Process:
 
 @dataclass
 class Node:
-    """A node of two ranks and a standby; ``trouble_rate`` is the chance of each
-    disturbance a second."""
+    """A node of two ranks and a standby.
+
+    ``trouble_rate`` is the chance of each disturbance per second.
+    """
 
     seed: int = 0
     node: int = 1
@@ -167,8 +170,10 @@ class Node:
 
     # ---- events and actions -------------------------------------------------------------------
     def handle(self, event: Event) -> None:
-        """Hand an event to the guardian, carry out what follows, and check
-        what must always hold."""
+        """Hand an event to the guardian, and carry out what follows.
+
+        Checks after each event what must always hold.
+        """
         events = [event]
         while events:
             for action in self.guardian.handle(events.pop(0), self.now):
@@ -226,8 +231,10 @@ class Node:
         return []
 
     def restart_executor(self) -> None:
-        """The executor dies and another one takes over, with what was
-        written down and what runs."""
+        """Let the executor die and another one take over.
+
+        The new one has what was written down and what runs.
+        """
         self._later.clear()
         living = {w: p.name for w, p in self.processes.items() if p.state != "Z"}
         found = tuple((name, who) for who, name in living.items() if name[:3] != "n1w")

@@ -35,7 +35,7 @@ class Case:
     layouts: tuple[dict[str, Any], ...]
     kind: str = "llama"
     keys: dict[str, Any] = field(default_factory=dict)
-    """Of its ``config.json``, over the common sizes."""
+    """Keys of the case's ``config.json`` that replace the common sizes."""
     sequences: int = 8
     """In a step; micro-batches have one each."""
     clip: float = 1.0

@@ -1,5 +1,6 @@
-"""A pool of worker processes that import torch once: a zygote forks them, tests reuse,
-kill and replace them.
+"""A pool of worker processes that import torch once.
+
+A zygote forks them; tests reuse, kill and replace them.
 
 Each worker runs one job at a time on its main thread (``module:function`` with JSON
 arguments) and has a control thread that takes aborts meanwhile, as a real worker does. Arrays
@@ -37,8 +38,10 @@ class JobFailed(AssertionError):
 
 
 class WorkerPool:
-    """``size`` forked workers: ``submit`` and ``result`` address one, ``run``
-    the first few together."""
+    """A pool of ``size`` forked workers.
+
+    ``submit`` and ``result`` address one, ``run`` the first few together.
+    """
 
     def __init__(self, size: int) -> None:
         mine, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
@@ -174,8 +177,10 @@ class WorkerContext:
 
 
 class FileRendezvous:
-    """Announces a generation's store in a folder all ranks can read, as the
-    driver does by message."""
+    """Announces a generation's store in a folder all ranks can read.
+
+    In a run the driver does so by message.
+    """
 
     def __init__(self, folder: str, generation: int, fence: Any) -> None:
         self._path = Path(folder) / f"store-{generation}"
@@ -204,8 +209,10 @@ def _dump_path(pid: int) -> Path:
 
 
 def run_zygote(fd: int) -> None:
-    """Import torch, then fork a worker for every descriptor received; ends
-    with the pool's owner."""
+    """Import torch, then fork a worker for every descriptor received.
+
+    Ends with the pool's owner.
+    """
     import gc
 
     import torch

@@ -1,5 +1,6 @@
-"""The model once more, in plain autograd and whole tensors: what the hand-written
-backward is held against.
+"""The model once more, in plain autograd and whole tensors.
+
+The hand-written backward is held against it.
 
 Written apart from ``headway.trainer.model``: no code of it is used, only the names and
 shapes of parameters.

@@ -24,8 +24,10 @@ WAITING_OPERATIONS = {
 
 
 class SteadyPart:
-    """A recorder that calls ``switch`` with True where a step may not wait, and with False where it
-    may: outside of steps, and inside actions of the kinds ``waits``."""
+    """A recorder that calls ``switch`` with True where a step may not wait, else False.
+
+    A step may wait outside of steps, and inside actions of the kinds ``waits``.
+    """
 
     def __init__(
         self, switch: Callable[[bool], object], waits: Collection[int] = (Kind.NORM,)

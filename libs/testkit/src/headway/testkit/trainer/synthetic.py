@@ -22,10 +22,12 @@ class SyntheticBatch:
 
 
 class SyntheticSource:
-    """Random tokens in which each follows from the one before, so that there
-    is something to learn. Training samples in ``spoiled`` have labels that never follow, one of
-    which counts per sequence: a spike of loss and norm. ``counted``: if given, of sequence i
-    only the last ``counted[i % len(counted)]`` labels count."""
+    """Random tokens in which each follows from the one before, to give something to learn.
+
+    Training samples in ``spoiled`` have labels that never follow, one of which counts per sequence:
+    a spike of loss and norm. ``counted``: if given, of sequence i only the last ``counted[i %
+    len(counted)]`` labels count.
+    """
 
     def __init__(
         self,
@@ -42,7 +44,7 @@ class SyntheticSource:
 
     @property
     def fingerprint(self) -> str:
-        """Of all that a sample depends on."""
+        """A text that names all that a sample depends on."""
         model = self._config.model
         return f"{self._config.data.seed}-{self._split}-{model.vocab_size}-{model.seq_len}"
 

@@ -1,5 +1,7 @@
-"""Jobs that train: a rank's part of a layout, its report, and whole tensors put
-together from all reports."""
+"""Jobs that train: a rank's part of a layout, and its report.
+
+Whole tensors are put together from all reports.
+"""
 
 from __future__ import annotations
 
@@ -33,8 +35,10 @@ Array = npt.NDArray[Any]
 
 
 class Journal(StepHooks):
-    """Writes down every loss, bit for bit, what was committed by then, and the
-    gradients of one step."""
+    """Writes down every loss, bit for bit.
+
+    Also what was committed by then, and the gradients of one step.
+    """
 
     def __init__(self, session: Session, grads_of: int, progress: Path, arena: Path) -> None:
         self.losses: dict[int, str] = {}
@@ -223,8 +227,10 @@ def collect(reports: Sequence[Mapping[str, Any]], folder: Path) -> Trained:
 
 
 def assemble(reports: Sequence[Mapping[str, Array]], kind: str) -> dict[str, Array]:
-    """Whole tensors from every rank's flat pieces; copies of one element must
-    be equal bit for bit."""
+    """Return whole tensors from every rank's flat pieces.
+
+    Copies of one element must be equal bit for bit.
+    """
     local: dict[tuple[str, int], Array] = {}
     filled: dict[tuple[str, int], Array] = {}
     shapes: dict[str, dict[str, Any]] = {}

@@ -29,8 +29,10 @@ STUCK_S = 60.0
 
 @dataclass
 class FuzzReport:
-    """What was sent, by kind. ``refused_handshake``: no message was let in, all
-    inputs were plain bytes."""
+    """What was sent, by kind.
+
+    ``refused_handshake``: no message was let in, all inputs were plain bytes.
+    """
 
     sent: Counter[str] = field(default_factory=Counter)
     refused_handshake: bool = False

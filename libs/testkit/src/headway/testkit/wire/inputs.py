@@ -76,8 +76,10 @@ class Inputs:
         return bytes(MAX_MESSAGE_BYTES + self.rng.choice((257, 4096, MAX_MESSAGE_BYTES)))
 
     def heavy(self) -> bytes:
-        """A legal frame of the largest size, dear to build: a million empty
-        lists, maps or numbers."""
+        """Return a legal frame of the largest size that is dear to build.
+
+        It has a million empty lists, maps or numbers.
+        """
         room = MAX_MESSAGE_BYTES - 200
         element = self.rng.choice((b"\x90", b"\x80", b"\xc0", b"\x01"))
         body = (
@@ -151,7 +153,7 @@ class Inputs:
         return self.rng.choice((bomb, bomb * 500, honest * 500, honest * 3 + b"\xc0" * 1000))
 
     def _maybe_wrapped(self, payload: bytes) -> bytes:
-        """As the frame itself, as a body, or as an unknown field of a valid message."""
+        """Return the payload as a frame, as a body, or as an unknown field of a valid message."""
         match self.rng.randrange(3):
             case 0:
                 return payload
@@ -213,8 +215,10 @@ class Inputs:
         return bytes(frames)
 
     def _old_zmtp(self) -> bytes:
-        """ZMTP 1.0 and 2.0 peers (RFC 13, 15), which libzmq still lets in
-        where there are no keys."""
+        """Return the bytes of ZMTP 1.0 and 2.0 peers (RFC 13, 15).
+
+        libzmq still lets them in where there are no keys.
+        """
         identity = self._bytes(10)
         old = bytes([len(identity) + 1, 0]) + identity
         frame = self._envelope(self._body())[:200]

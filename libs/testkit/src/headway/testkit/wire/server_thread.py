@@ -11,8 +11,10 @@ from headway.common.wire.server import Server
 
 @contextlib.contextmanager
 def serving(server: Server) -> Iterator[Server]:
-    """Serve in a thread until the block ends, then close ``server``; only
-    that thread may use it."""
+    """Serve in a thread until the block ends, then close ``server``.
+
+    Only that thread may use it.
+    """
     ended = threading.Event()
 
     def serve() -> None:

@@ -83,8 +83,10 @@ class FakeNode:
         return self.executor and not self.lost
 
     def wipe(self) -> None:
-        """The machine restarts: memory is empty, processes are gone, its
-        executor is not started."""
+        """Restart the machine: memory is empty, and processes are gone.
+
+        Its executor is not started.
+        """
         self.workers, self.arenas, self.flipped, self.damaged = {}, {}, set(), set()
         self.executor, self.starts_at, self.incarnation, self.epoch = False, None, 0, 0
 

@@ -70,8 +70,10 @@ class Disk:
 
 
 class Driver:
-    """A driver process over a ``RunState``: handles events while it is running
-    and executes actions."""
+    """A driver process over a ``RunState``.
+
+    Handles events while it is running and executes actions.
+    """
 
     def __init__(
         self,
