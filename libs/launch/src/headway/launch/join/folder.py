@@ -48,7 +48,7 @@ class NodeFolder:
     def has_joined(self, node: int, start: str) -> bool:
         """Whether the node joined this start of the run since the machine started.
 
-        It carries the run since then.
+        False if it does not carry the run since then.
         """
         return self._joined_start(node) == start
 

@@ -25,8 +25,8 @@ class SyntheticSource:
     """Random tokens in which each follows from the one before, to give something to learn.
 
     Training samples in ``spoiled`` have labels that never follow, one of which counts per sequence:
-    a spike of loss and norm. ``counted``: if given, of sequence i only the last ``counted[i %
-    len(counted)]`` labels count.
+    a spike of loss and norm. If ``counted`` is given, only the last ``counted[i % len(counted)]``
+    labels of sequence i count.
     """
 
     def __init__(

@@ -204,7 +204,7 @@ class Core:
     def is_round_due(self) -> bool:
         """Whether to look at all workers again for orders to repeat.
 
-        Beats make the phases look at single nodes before that.
+        Between two rounds, each beat has its own node looked at.
         """
         return self.due(*_ROUND)
 

@@ -12,8 +12,8 @@ SAVE_S = 3.0
 def replace(core: Core) -> list[Action]:
     """Move ranks to ready spares.
 
-    They come from lost nodes, from nodes that came back from a silence without a worker, and from
-    nodes whose ranks keep dying.
+    The ranks are those of lost nodes, of nodes that came back from a silence without a worker, and
+    of nodes whose ranks keep dying.
     """
     return [*_give_way(core), *replace_lost(core)]
 

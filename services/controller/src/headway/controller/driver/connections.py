@@ -71,7 +71,7 @@ class Connections:
     def silent(self, limit_s: float) -> list[int]:
         """Return the nodes that have sent no beat for ``limit_s`` and are not lost.
 
-        At most the 32 that have been silent longest.
+        It returns at most the 32 that have been silent longest.
         """
         then = time.monotonic() - limit_s
         silent = [

@@ -16,8 +16,8 @@ _KEPT = ("id", "kind", "node", "rank", "pid", "service", "remedy", "is_open")
 def journal_fields(verdict: Verdict) -> dict[str, Any]:
     """Return the fields of the journal's event for a verdict.
 
-    They name the node, rank or service concerned, and the log line that it comes from (its text,
-    file and program) or the sentence for people, if there is one.
+    They say who is concerned, and the log line that it comes from (its text, file and program) or
+    the sentence for people, if there is one.
     """
     rows = _rows(verdict)
     fields: dict[str, Any] = {name: getattr(verdict, name) for name in _KEPT}

@@ -112,7 +112,7 @@ class NodeEnd:
     def _wanted(self) -> list[int]:
         """Return the steps that ranks of this node still want durable.
 
-        As far as their arenas can be read.
+        Arenas that cannot be read are left out.
         """
         steps: set[int] = set()
         for path in set(self._paths.segments("arena")) - self._unreadable:

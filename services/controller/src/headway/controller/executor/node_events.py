@@ -22,7 +22,7 @@ from headway.launch.lease.file import LeaseView
 class Fork:
     """How the zygote answered one request.
 
-    With a process, or with the error that kept it from forking.
+    It has a process, or the error that kept the zygote from forking.
     """
 
     worker: str

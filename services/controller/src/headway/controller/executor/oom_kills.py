@@ -39,7 +39,7 @@ class OomKills:
     def took(self, process: ProcessId) -> bool:
         """Whether the kernel has killed something in the group of this dead process.
 
-        Counts from the last ``look``, and forgets the process.
+        It compares with the counter at the last ``look``, and forgets the process.
         """
         path, before = self._counters.pop(process, (None, 0))
         return path is not None and _count(path) > before

@@ -87,7 +87,7 @@ class Outbox:
     def send(self, send: Callable[[Report], bool], at_most: int = MAX_AT_ONCE) -> None:
         """Hand what was not sent yet to ``send``, in order.
 
-        Stops when ``send`` returns False or ``at_most`` went.
+        It stops when ``send`` returns False or ``at_most`` reports went out.
         """
         if not self._kept:
             return

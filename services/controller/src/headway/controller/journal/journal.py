@@ -51,7 +51,7 @@ log = get_logger("journal")
 
 
 class Journal:
-    """The run's journal for its writer; not thread-safe.
+    """The journal of a run; not thread-safe.
 
     Every method may raise ``sqlite3.Error``; what it was to write is then absent.
 

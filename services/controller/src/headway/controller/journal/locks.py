@@ -20,7 +20,7 @@ def is_locked(error: Exception) -> bool:
 
 
 def why_locked(error: Exception, file: Path, *, is_shared: bool) -> str:
-    """Return which process holds the lock that a write waits for, and what to do.
+    """Return which process holds the lock that a SQLite write waits for, and what to do.
 
     Empty where the error is another one.
 
