@@ -1,7 +1,7 @@
 """Prose and names avoid a short list of words that only the authors understand.
 
-Machines send, report, receive, fail and restart; they do not tell, say or hear. Prose is docstrings,
-comments, messages and Markdown outside code blocks; names are those of the code that is released.
+Machines send, report, receive, fail and restart; they do not tell, say or hear. Prose is
+docstrings, comments, messages and Markdown outside code blocks; names are those of the sources.
 """
 
 from __future__ import annotations

@@ -92,9 +92,11 @@ class Curve:
     def add(self, steps: Iterable[Step]) -> None:
         """Append steps in order. A step of a newer generation replaces all from that step on."""
         for step in steps:
+            if step.is_superseded:
+                continue  # it was stored late
             if self._blocks and step.step <= self._blocks[-1].step:
-                if step.is_superseded or step.generation <= self._generation:
-                    continue  # read before, or superseded before it was stored
+                if step.generation <= self._generation:
+                    continue  # read before
                 self._supersede(step.step)
             self._generation = step.generation
             self._add(step)

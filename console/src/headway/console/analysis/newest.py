@@ -66,6 +66,8 @@ class NewestSteps:
         new = records.steps_stored(self._after)
         self._after = new[-1].row if new else self._after
         for step in new:
+            if step.is_superseded:
+                continue  # it was stored late
             if self._steps and step.step <= self._steps[-1].step:  # a recovery went back
                 self._steps = records.course(PACE_STEPS + 1)
                 break

@@ -53,9 +53,11 @@ def decode(tokens: Sequence[int], data: Dataset | None) -> str:
 
 def final_sample(run: RunRecords) -> str:
     """The text that the model wrote at the end of the run, empty if it wrote none."""
-    for one in reversed(run.records.samples_of(0)):
-        return decode(one.tokens, corpus(run.config)).strip("\n")
-    return ""
+    found = run.records.samples_of(0)
+    if not found:
+        return ""
+    newest = max(found, key=lambda one: one.generation)
+    return decode(newest.tokens, corpus(run.config)).strip("\n")
 
 
 def samples(run: RunRecords) -> list[dict[str, Any]]:

@@ -201,8 +201,12 @@ class ClusterFolder:
             ) from error
 
     def key_of(self, role: str) -> KeyPair:
-        """The key pair of one of ``ROLES``."""
-        return KeyPair.load(self.path / "keys" / f"{role}.key")
+        """Return the key pair of one of ``ROLES``, made now where a joined machine lacks it."""
+        path = self.path / "keys" / f"{role}.key"
+        if not path.exists():
+            with contextlib.suppress(InputError):  # another process was faster
+                KeyPair.generate().save(path)
+        return KeyPair.load(path)
 
     def public_of(self, *roles: str) -> set[bytes]:
         """The public keys that a server for these roles admits.

@@ -67,7 +67,13 @@ def inherit(database: Path, parent: Path, checkpoint: CheckpointInfo) -> None:
     Raises:
         CorruptError: the checkpoint is damaged, or the commands of ``parent`` cannot be read.
     """
-    commands = _commands_of(parent)[: _recorded_of(checkpoint).command]
+    number = _recorded_of(checkpoint).command
+    commands = _commands_of(parent)[:number]
+    if len(commands) < number:
+        raise CorruptError(
+            f"{parent} holds {len(commands)} of the {number} commands that the checkpoint rests on",
+            remedy="put the journal back from a copy, and fork again",
+        )
     new = Journal(database)
     try:
         new.inherit(checkpoint.generation, commands)

@@ -15,7 +15,7 @@ import numpy as np
 import structlog
 from headway.common.node.files import replace_file
 from headway.common.node.flight import FlightReader, awaits_device
-from headway.common.wire.side_thread import SideThread
+from headway.common.wire.side_thread import SideThread, log_error
 
 SAVE_INTERVAL_S = 20.0
 
@@ -127,6 +127,7 @@ class WindowThread:
         self._windows.save()
         return SAVE_INTERVAL_S
 
-    def _ended(self, _result: object, _error: Exception | None) -> None:
+    def _ended(self, result: object, error: Exception | None) -> None:
+        log_error(result, error)
         self._is_over = True
         self._thread.close()

@@ -119,6 +119,7 @@ class RunState(Core):
             actions += same_code.watch(self) + waiting.watch(self)
             actions += reactions.check_rollback(self) + self._verdicts.repeat(self)
             actions += self._saves.look(self) + self._drains.look(self)
+        if self.phase != "over":  # what was looked at first may have ended the run
             actions += self._stop.look(self, self.why)
         return actions + self._advance(self.phase, None)
 

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from headway.common.wire.messages.worker import Steer, SteerOperation
 
 STEER = "operation, name, value, count, tokens"
+OPERATIONS = {*get_args(SteerOperation), "retired"}
 SPENT_ON_RESUME = ("stop", "pause", "checkpoint", "rollback")
 """Commands that have had their effect when an ended run is resumed;
 a rate that was set still holds."""
@@ -22,7 +23,9 @@ def steer_of(
     count: int,
     tokens: str,
 ) -> Steer:
-    """A command from the columns ``sequence`` and ``STEER``."""
+    """A command from the columns ``sequence`` and ``STEER``. Raises ValueError: it is damaged."""
+    if operation not in OPERATIONS:
+        raise ValueError(f"there is no command {operation!r}")
     return Steer(
         sequence=sequence,
         operation=operation,

@@ -18,19 +18,12 @@ SUPERSEDE_STEPS = (  # ``+`` keeps the index of the key out of it
 SUPERSEDE_EVALUATIONS = (
     "UPDATE evaluations SET superseded = 1 WHERE superseded = 0 AND step > ?1 AND +generation < ?2"
 )
-_FIRST_STEP = "(SELECT MIN(step) FROM metrics WHERE generation = newer.generation)"
-_IS_LATE = (
-    "EXISTS (SELECT 1 FROM (SELECT DISTINCT generation FROM metrics WHERE generation > ?1) "
-    f"AS newer WHERE {_FIRST_STEP} {{}} ?2)"
+_HAS_BEGUN = "SELECT 1 FROM metrics WHERE generation = ?1 AND step <= ?2 LIMIT 1"
+_NEXT_GENERATION = (
+    "SELECT generation, step FROM metrics WHERE generation > ? ORDER BY generation, step LIMIT 1"
 )
-"""Whether a newer generation has superseded step ?2 of generation ?1 before it was stored."""
-_STEP = (
-    "INSERT OR IGNORE INTO metrics VALUES "
-    f"(?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, {_IS_LATE.format('<=')})"
-)
-_EVALUATION = (
-    f"INSERT OR REPLACE INTO evaluations VALUES (?1, ?2, ?3, ?4, ?5, {_IS_LATE.format('<')})"
-)
+_STEP = "INSERT OR IGNORE INTO metrics VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
+_EVALUATION = "INSERT OR REPLACE INTO evaluations VALUES (?, ?, ?, ?, ?, ?)"
 _SAMPLE = "INSERT OR REPLACE INTO samples VALUES (?, ?, ?, ?, ?)"
 
 
@@ -38,16 +31,34 @@ def store(database: sqlite3.Connection, one: StepMetrics | Evaluation | Sample) 
     """Store it; the same again changes nothing. Raises sqlite3.Error."""
     match one:
         case StepMetrics():
-            database.execute(SUPERSEDE_STEPS, (one.step, one.generation))
-            database.execute(SUPERSEDE_EVALUATIONS, (one.step, one.generation))
+            is_late = _is_superseded(database, one.generation, one.step + 1)
+            # what follows a generation's first step was superseded with it
+            if not is_late and not _has_begun(database, one.generation, one.step):
+                database.execute(SUPERSEDE_STEPS, (one.step, one.generation))
+                database.execute(SUPERSEDE_EVALUATIONS, (one.step, one.generation))
             database.execute(
                 _STEP,
                 (one.generation, one.step, one.loss, one.grad_norm, one.lr, one.tokens,
-                 one.duration_s, one.unix_s, int(one.skipped)),
+                 one.duration_s, one.unix_s, int(one.skipped), int(is_late)),
             )  # fmt: skip
         case Evaluation():
-            row = (one.generation, one.step, one.loss, one.tokens, one.sequence)
+            is_late = _is_superseded(database, one.generation, one.step)
+            row = (one.generation, one.step, one.loss, one.tokens, one.sequence, int(is_late))
             database.execute(_EVALUATION, row)
         case Sample():
             text = (one.step, json.dumps(one.tokens), one.num_prompt_tokens)
             database.execute(_SAMPLE, (one.generation, one.sequence, *text))
+
+
+def _has_begun(database: sqlite3.Connection, generation: int, step: int) -> bool:
+    """Whether the journal has this step of the generation, or an earlier one."""
+    return database.execute(_HAS_BEGUN, (generation, step)).fetchone() is not None
+
+
+def _is_superseded(database: sqlite3.Connection, generation: int, completed: int) -> bool:
+    """Whether a newer generation began with fewer completed steps."""
+    while (newer := database.execute(_NEXT_GENERATION, (generation,)).fetchone()) is not None:
+        generation, start = newer
+        if start < completed:
+            return True
+    return False

@@ -80,7 +80,9 @@ class JournalFile:
                 for number, row in enumerate(found):
                     if number >= first:
                         yield row
-        except sqlite3.Error as error:
+        except (sqlite3.Error, OverflowError) as error:
+            if "no such table" in str(error):  # it has none yet
+                return
             raise InputError(
                 f"the read of {read} failed: {error}", remedy=f"it may take {limit_s:.0f} s"
             ) from None

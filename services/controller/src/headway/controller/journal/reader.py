@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -122,10 +123,12 @@ class RunJournal:
 
     def generations(self) -> list[tuple[int, float, dict[int, int]]]:
         """Number, Unix time of its beginning and rank -> node of each generation, in order."""
-        return [
-            (generation, unix_s, {int(k): node for k, node in json.loads(text).items()})
-            for generation, unix_s, text in self._rows("generations", ())
-        ]
+        found = []
+        for generation, unix_s, text in self._rows("generations", ()):
+            with contextlib.suppress(ValueError, TypeError):  # a flipped bit costs that one
+                nodes = {int(rank): int(node) for rank, node in json.loads(text).items()}
+                found.append((generation, unix_s, nodes))
+        return found
 
     def clocks(self) -> list[ClockReading]:
         """What the clocks of nodes were found to be, in order."""
