@@ -256,3 +256,18 @@ def test_a_run_without_a_journal_has_nothing_to_read(idle: FakeRun) -> None:
     curve = Curve()
     curve.load(idle.run)
     assert curve.points() == []
+
+
+def test_a_superseded_step_that_is_stored_late_is_not_the_newest(
+    idle: FakeRun, steps: Steps
+) -> None:
+    steps.do(15)
+    steps.go_back(5)
+    steps.do(3)
+    newest, curve = NewestSteps(idle.run), Curve()
+    curve.add(newest.update())
+    steps.generation, steps.step = 0, 15
+    steps.do(1)
+    curve.add(newest.update())
+    assert newest.last is not None and (newest.last.generation, newest.last.step) == (1, 12)
+    assert curve.points()[-1][0] == 12

@@ -66,11 +66,13 @@ def judged(kind: str = "", change: dict[str, Any] | None = None, **journal: Any)
         changed = {"fault": name, **row, **((change or {}) if name == kind else {})}
         rows.append({key: value for key, value in changed.items() if value is not ABSENT})
 
-    def query(sql: str) -> list[tuple[int]]:
+    def query(_run: object, sql: str) -> list[tuple[int]]:
         return [(value,) for value in found[sql.split()[3]]]
 
-    run: Any = SimpleNamespace(query=query, outcome=found["outcome"])
-    return judge(run, rows, STEPS)
+    run: Any = SimpleNamespace(outcome=found["outcome"])
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("benchmarks.machines.query", query)
+        return judge(run, rows, STEPS)
 
 
 def test_a_run_that_keeps_all_promises_is_right() -> None:

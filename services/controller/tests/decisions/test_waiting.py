@@ -184,3 +184,14 @@ def test_a_ready_spare_is_never_waited_for(spares: int) -> None:
     hand = Hand(nodes=2 + spares, limits=HARDLY).run()
     _go_silent(hand, GONE, is_final=True)
     assert (hand.state.phase == "reading") == bool(spares)
+
+
+def test_two_limits_that_pass_at_one_tick_end_the_run_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    hand = _hand()
+    look = lambda core, _why: core.finish("stopped") if core.phase == "over" else []  # noqa: E731
+    monkeypatch.setattr(hand.state._stop, "look", look)
+    _go_silent(hand, GONE, is_final=True)
+    _end(hand, _wait(hand, LIMITS.node_lost_s + WAIT_S + 1.0, GONE, is_final=True), None)
+    assert hand.state.outcome == "failed"

@@ -5,10 +5,14 @@ from __future__ import annotations
 import contextlib
 import sqlite3
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
-from headway.common.errors import InputError
+from headway.common.errors import CorruptError, InputError
 from headway.common.wire.messages.executor import Evaluation, StepMetrics
+from headway.common.wire.messages.worker import Steer
+from headway.controller import client
 from headway.controller.journal.course import SUPERSEDE_EVALUATIONS, SUPERSEDE_STEPS
 from headway.controller.journal.file import JournalFile
 from headway.controller.journal.journal import Journal
@@ -104,3 +108,71 @@ def test_what_is_done_at_each_step_does_not_grow_with_the_run(path: Path) -> Non
         plans = journal._db.execute(f"EXPLAIN QUERY PLAN {READS[read]}", (1,) * (read == "course"))
         assert all("USING" in plan[3] and "INDEX course_" in plan[3] for plan in plans)
     journal.close()
+
+
+def test_only_the_first_step_of_a_generation_looks_for_what_it_supersedes(path: Path) -> None:
+    """A late report of an older generation must not walk over a million newer rows."""
+    journal, seen = Journal(path, epoch=1), list[str]()
+    journal.store([_metrics(step) for step in range(5)])
+    journal.store([_metrics(3, generation=1)])
+    journal._db.set_trace_callback(seen.append)
+    journal.store([_metrics(4, generation=1), _metrics(5, generation=0), _metrics(2)])
+    assert not [sql for sql in seen if sql.startswith("UPDATE")]
+    journal.store([_metrics(4, generation=2)])
+    assert len([sql for sql in seen if sql.startswith("UPDATE")]) == 2
+    read = RunJournal(JournalFile(path).rows)
+    course = [(one.generation, one.step) for one in read.course(9)]
+    assert course == [(0, 0), (0, 1), (0, 2), (1, 3), (2, 4)]
+    journal.close()
+
+
+@pytest.mark.parametrize("content", [b"", None])
+def test_a_journal_without_tables_is_empty_here_and_elsewhere(
+    path: Path, content: bytes | None
+) -> None:
+    if content is not None:
+        path.write_bytes(content)
+    file = JournalFile(path)
+    assert file.rows("has_begun") == [] and list(file.page("has_begun", (), 0, 1.0)) == []
+
+
+def test_a_generation_with_a_damaged_rank_costs_only_itself(path: Path) -> None:
+    journal = Journal(path, epoch=1)
+    for generation in range(2):
+        journal.begin_generation(generation, {0: generation})
+    damaged = '{"0": 0, "q": 1}'
+    journal._db.execute("UPDATE generations SET rank_nodes = ? WHERE generation = 0", (damaged,))
+    found = RunJournal(JournalFile(path).rows).generations()
+    assert [(generation, nodes) for generation, _, nodes in found] == [(1, {0: 1})]
+    journal.close()
+
+
+def test_a_word_that_is_no_command_has_the_journal_set_aside(path: Path) -> None:
+    """No message could carry it: without this the run would never join again."""
+    journal = Journal(path, epoch=1)
+    journal.add_command("a", Steer(sequence=0, operation="set", name="lr", value=0.5))
+    journal.close()
+    with contextlib.closing(sqlite3.connect(path)) as database, database:
+        database.execute("UPDATE commands SET operation = 'sgt'")
+    again = Journal(path, epoch=2)
+    assert "no command 'sgt'" in again.damage
+    assert [one.operation for one in again.commands()] == ["set"], "of the copy"
+    again.close()
+
+
+def test_a_fork_without_the_commands_of_its_checkpoint_is_refused(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(client, "_recorded_of", lambda _: client._Recorded(command=2))
+    checkpoint: Any = SimpleNamespace(generation=3)
+    with pytest.raises(CorruptError, match="holds 0 of the 2 commands"):
+        client.inherit(path.with_name("new.sqlite"), path, checkpoint)
+    journal = Journal(path)
+    for number in range(3):
+        journal.add_command(f"{number}", Steer(sequence=0, operation="set", name="lr", value=0.5))
+    journal.close()
+    (path.parent / "fork").mkdir()
+    client.inherit(path.parent / "fork" / "run.sqlite", path, checkpoint)
+    new = Journal(path.parent / "fork" / "run.sqlite")
+    assert len(new.commands()) == 2 and new.last_generation() == (3, {})
+    new.close()
