@@ -55,8 +55,8 @@ class HealthConfig:
     takes about 1 s, so shorter pauses of a disk are tolerated."""
 
     data_start_s: float = 60.0
-    """The same in the first steps of a generation, where the daemon opens files and seeks: half of
-    the 120 s after which a rank gives up."""
+    """``data_floor_s`` in the first steps of a generation, where the daemon opens files and seeks:
+    half of the 120 s after which a rank gives up."""
 
     again_s: float = 10.0
     """A verdict that was acted on and is still open after this long is repeated, doubling each

@@ -124,7 +124,7 @@ class Fleet:
         return self.nodes[home].workers[name] if home is not None and name is not None else None
 
     def living(self, name: str | None) -> WorkerBeat | None:
-        """The same, None also for one that is condemned."""
+        """The newest beat of a worker, None also for one that is marked for kill."""
         view = self.worker(name)
         return None if view is None or self.is_gone(view.worker) else view
 

@@ -14,7 +14,7 @@ from headway.controller.decisions.replacing import giving_way
 STILL_S = 1.5
 """Ranks that have reported no step for so long do not step; beats are 0.5 s apart."""
 STILL_STEPS = 3
-"""The same, in steps as long as the newest."""
+"""``STILL_S`` in steps as long as the newest."""
 AGAIN_S = 0.5
 LONGEST_AGAIN_S = 30.0
 """Pause before the order is repeated: doubles from the first to the longest. A store that has

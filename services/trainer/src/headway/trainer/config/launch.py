@@ -32,7 +32,7 @@ class LaunchConfig:
     """Where the services of the run listen: the name of a network interface (``"eth0"``), a network
     (``"10.0.0.0/16"``) in which each machine has an address, or an address; ``""`` is loopback."""
     fabric: str = ""
-    """The same for the traffic of the ranks (gloo and NCCL); ``""`` is what ``interface`` names."""
+    """``interface`` for the traffic of the ranks (gloo and NCCL); ``""`` is what that names."""
     ports: str = ""
     """The ports of the services and of the store in which ranks meet, such as ``"20000-20999"``;
     ``""`` takes any free ones. gloo and NCCL choose their own."""

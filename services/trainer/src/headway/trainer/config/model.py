@@ -45,10 +45,10 @@ class ModelConfig:
     norm_eps: float | None = None
     """Added to the variance. None takes the preset's."""
     norms: Literal[1, 2] | None = None
-    """Of a parallel block: 1 is shared by attention and MLP, so that tensor parallelism gathers
-    once; 2 as in GPT-NeoX. None takes the preset's."""
+    """Norms of a parallel block: 1 is shared by attention and MLP, so that tensor parallelism
+    gathers once; 2 as in GPT-NeoX. None takes the preset's."""
     mlp: Literal["gelu", "gelu-tanh", "swiglu"] | None = None
-    """Of the MLP (``swiglu``: arXiv 2002.05202, with a gate). None takes the preset's."""
+    """Activation of the MLP (``swiglu``: arXiv 2002.05202, gated). None takes the preset's."""
     positions: Literal["rotary", "learned"] | None = None
     """Rotary (arXiv 2104.09864), or a learned row for each place. None takes the preset's."""
     rope_theta: float = 10_000.0

@@ -51,8 +51,8 @@ class RecoveryConfig:
     request to the generation's store. NCCL has no limit: the monitor and the driver judge what is
     late."""
     first_step_timeout_s: float = 600.0
-    """The same before that step is done: kernels are compiled, caches are cold, and an evaluation
-    may come first. A rank that hangs there is found by the monitor."""
+    """``group_timeout_s`` before that step is done: kernels are compiled, caches are cold, and an
+    evaluation may come first. A rank that hangs there is found by the monitor."""
     gather_timeout_s: float = 90.0
     """Longest wait for a worker for each rank before other nodes are used."""
     read_timeout_s: float = 20.0
@@ -63,8 +63,8 @@ class RecoveryConfig:
     """Longest time from assignment until each rank has its state, not counting time in which more
     and more of it is read or made; then the generation is fenced."""
     gpu_join_timeout_s: float = 120.0
-    """The same with ``train.device = "gpu"``, if it is longer: joining includes loading CUDA's
-    libraries. Also limits each request to the store while the communicators are made."""
+    """``join_timeout_s`` with ``train.device = "gpu"``, if it is longer: joining includes loading
+    CUDA's libraries. Also limits each request to the store while the communicators are made."""
     leave_timeout_s: float = 8.0
     """Longest time for a survivor to leave a fenced generation before it is killed."""
     stop_timeout_s: float = 60.0

@@ -29,7 +29,7 @@ class TrainConfig:
     micro_batch_size: int = 1
     """Sequences in one forward pass."""
     seed: int = 1234
-    """Of the initial weights."""
+    """Seed of the initial weights."""
     init_from: str = ""
     """Folder whose checkpoint the first weights come from instead of being drawn: of ``headway
     model import``, or of a run with any layout. Only weights are taken (docs/howto/models.md)."""
