@@ -55,10 +55,23 @@ def a_step(step: int, start: int, *, broken: bool = False) -> list[tuple[Kind, i
 
 
 def metrics(*rows: tuple[int, int, float, float]) -> pl.DataFrame:
-    """(generation, step, duration_s, unix_s) each."""
-    return pl.DataFrame(
-        [(g, s, 5.0, 1.0, 1e-3, 100, d, u) for g, s, d, u in rows], schema=METRICS, orient="row"
-    )
+    """(generation, step, duration_s, unix_s) each; superseded as the journal marks it."""
+    found = [
+        (
+            g,
+            s,
+            5.0,
+            1.0,
+            1e-3,
+            100,
+            d,
+            u,
+            False,
+            any(g < newer and s >= at for newer, at, *_ in rows),
+        )
+        for g, s, d, u in rows
+    ]
+    return pl.DataFrame(found, schema=METRICS, orient="row")
 
 
 def test_step_times_are_told_by_generation() -> None:

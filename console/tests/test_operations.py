@@ -264,7 +264,7 @@ def test_python_never_guesses_a_rank_either(fake: FakeRun) -> None:
 # ---- a new operation is one method --------------------------------------------------------------
 @pytest.fixture
 def defragment() -> Iterator[str]:
-    """An operation that this file adds: the driver does not know it."""
+    """An operation that this file adds; what it sends is one of the words that messages know."""
 
     @operation("headway defragment 40", asks=lambda a: f"defragment {a['run']} from {a['step']}?")
     def defragment(
@@ -274,7 +274,7 @@ def defragment() -> Iterator[str]:
         keep: Annotated[bool, Word("Keep newer checkpoints.")] = False,
     ) -> int:
         """Defragment the checkpoints."""
-        return self.command("defragment", node=step, force=keep)
+        return self.command("checkpoint", node=step, force=keep)
 
     OPERATIONS["defragment"] = defragment.operation  # type: ignore[attr-defined]
     yield "defragment"
@@ -292,7 +292,7 @@ def test_a_new_operation_needs_only_its_method(
     done = json.loads(capsys.readouterr().out)
     assert (done["operation"], done["step"], done["keep"]) == ("defragment", 40, True)
     (sent,) = fake.commands
-    assert (sent.operation, sent.node, sent.force) == ("defragment", 40, True)
+    assert (sent.operation, sent.node, sent.force) == ("checkpoint", 40, True)
     line = OPERATIONS[defragment].cli_line(fake.folder.path, {"step": 40, "keep": True})
     assert line.startswith("headway defragment fake 40 --keep --runs-dir ")
     assert OPERATIONS[defragment].python_line({"step": 40}) == "run.defragment(40)"

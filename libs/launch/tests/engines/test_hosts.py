@@ -67,7 +67,7 @@ def test_words_and_input_arrive_unchanged(tmp_path: Path) -> None:
     config = dataclasses.replace(_config(echo), python="/with a blank/python")
     found = HostMachines(config).call(0, "log", "in\n", limit_s=20.0)
     assert found.splitlines() == [
-        "a", "<'/with a blank/python'>", "<-m>", "<headway.launch.join>", "<log>", "in"
+        "a", "<'/with a blank/python'>", "<-m>", "<headway.launch.machine>", "<log>", "in"
     ]  # fmt: skip
 
 

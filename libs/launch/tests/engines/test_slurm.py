@@ -119,7 +119,7 @@ def test_a_rebooted_machine_gets_a_step_again(
 ) -> None:
     """Slurm still shows the step that died with the machine."""
     allocated(
-        "srun", text='case "$*" in *"joining restart"*) exit 4;; *) cat; echo up; sleep 600;; esac'
+        "srun", text='case "$*" in *"machine restart"*) exit 4;; *) cat; echo up; sleep 600;; esac'
     )
     machines = _machines(control=tmp_path)
     machines.start(1, "ticket", kill_hung=False)
@@ -136,7 +136,7 @@ def test_each_try_to_restart_a_node_may_take_longer_until_one_answers(
     monkeypatch.setattr("headway.launch.engines.slurm.machines.RESTART_LIMIT_S", (0.4, 60.0))
     slow = "sleep 1.2; exit 4"
     allocated(
-        "srun", text=f'case "$*" in *"joining restart"*) {slow};; *) cat; echo up; sleep 600;; esac'
+        "srun", text=f'case "$*" in *"machine restart"*) {slow};; *) cat; echo up; sleep 600;; esac'
     )
     machines, tries = _machines(control=tmp_path), 0
     while True:

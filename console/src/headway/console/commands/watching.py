@@ -111,8 +111,8 @@ def status(
     found = find_run(run, runs_dir)
     few = found.config.parallel.world_size <= FEW_RANKS
     progress = read_progress(found, found.peak, num_ranks=FEW_RANKS if few else 0)
-    if ranks:
-        progress = _with_ranks(progress, _all(found))
+    if ranks or not few:
+        progress = _with_ranks(progress, _all(found) if ranks else ())
     lines: list[str | Table] = [f"run {progress.name}: {progress.line()}"]
     if progress.detail:
         lines.append(progress.detail)
