@@ -16,7 +16,7 @@ import pytest
 from headway.ckpt_store.client import CheckpointClient
 from headway.common.errors import InputError
 from headway.common.wire.messages.executor import Evaluation
-from headway.console import Cluster, compare
+from headway.console import Cluster, Run, compare
 from headway.console.folder.logs import since_unix_s
 from headway.console.folder.run_list import age
 from headway.console.live.news import News
@@ -202,3 +202,21 @@ def test_repeated_steps_are_those_that_the_news_count(fake: FakeRun) -> None:
         "6 steps repeated",
         "2 steps repeated",
     ]
+
+
+def test_a_run_that_machines_begin_to_share_is_read_where_its_journal_is_now(
+    fake: FakeRun, tmp_path: Path
+) -> None:
+    """`headway run` looks at the run before it links the folder that all machines share."""
+    fake.advance(3)
+    fake.close()
+    run = Run(fake.folder.path)
+    assert run.completed_steps == 3
+    shared = tmp_path / "shared"
+    shared.mkdir()
+    (fake.folder.path / "control").symlink_to(shared)
+    assert run.completed_steps == 0
+    journal = Journal(shared / "run.sqlite", is_shared=True)
+    journal.set_facts(outcome="finished")
+    journal.close()
+    assert run.outcome == "finished"

@@ -37,7 +37,7 @@ class RunRecords:
         if not self.folder.run_json.exists():
             raise InputError(f"{path} holds no run", remedy="see `headway runs`")
         self._parsed: tuple[tuple[int, int], RunConfig] | None = None
-        self._file = JournalFile(self.folder.database)
+        self._journal = JournalFile(self.folder.database)
         self.records = RunJournal(self._read)
         """What its journal holds."""
         self._observer = Observer()
@@ -203,6 +203,12 @@ class RunRecords:
     def _read(self, read: str, values: tuple[Any, ...]) -> list[tuple[Any, ...]]:
         """The rows of one of the journal's reads."""
         return self._file.rows(read, values)
+
+    @property
+    def _file(self) -> JournalFile:
+        """The journal where it is now: a run gets a folder that its machines share as it starts."""
+        self._journal.path = self.folder.database
+        return self._journal
 
     @property
     def journal_trouble(self) -> str:
