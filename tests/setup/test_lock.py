@@ -38,7 +38,7 @@ def test_every_part_names_the_supported_pythons_and_the_licence() -> None:
     )
     wanted = f">={low[0]}.{low[1]},<{high[0]}.{high[1] + 1}"
     tables = [tomllib.loads(file.read_text())["project"] for file in files]
-    assert len(tables) == 8
+    assert len(tables) == 9
     assert {(table["requires-python"], table["license"]) for table in tables} == {
         (wanted, "Apache-2.0")
     }

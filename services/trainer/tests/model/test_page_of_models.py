@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from headway.testkit.trainer.models import Part, random_batch, tiny_model
 
-PAGE = Path(__file__).resolve().parents[3] / "docs" / "howto" / "models.md"
+PAGE = Path(__file__).resolve().parents[4] / "docs" / "howto" / "models.md"
 
 
 def test_the_printed_block_is_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
