@@ -6,6 +6,7 @@ import dataclasses
 
 import pytest
 from headway.common.decide import Action, Done, Failed
+from headway.controller.decisions.core import Core
 from headway.controller.decisions.events import DurableFound, Finish, RestartNode
 from headway.testkit.trainer.by_hand import Hand, asked_for, events, only
 from headway.testkit.trainer.cluster_model.shell import LIMITS
@@ -189,8 +190,10 @@ def test_a_ready_spare_is_never_waited_for(spares: int) -> None:
 def test_two_limits_that_pass_at_one_tick_end_the_run_once(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    def look(core: Core, _why: object) -> list[Action]:
+        return core.finish("stopped") if core.phase == "over" else []
+
     hand = _hand()
-    look = lambda core, _why: core.finish("stopped") if core.phase == "over" else []  # noqa: E731
     monkeypatch.setattr(hand.state._stop, "look", look)
     _go_silent(hand, GONE, is_final=True)
     _end(hand, _wait(hand, LIMITS.node_lost_s + WAIT_S + 1.0, GONE, is_final=True), None)

@@ -31,9 +31,9 @@ def load_metrics(run: RunRecords) -> pl.DataFrame:
 
     The columns are ``METRICS``.
     """
-    rows = run.records.attempts()
-    frame = pl.DataFrame(rows, schema=list(METRICS), orient="row", infer_schema_length=None)
-    return frame.cast(METRICS)  # type: ignore[arg-type]
+    stored = {name: pl.Int64 if kind == pl.Boolean else kind for name, kind in METRICS.items()}
+    frame = pl.DataFrame(run.records.attempts(), schema=stored, orient="row")
+    return frame.with_columns(pl.col("skipped", "superseded").cast(pl.Boolean))
 
 
 def load_evaluations(run: RunRecords) -> pl.DataFrame:
