@@ -76,8 +76,10 @@ def test_a_restored_run_with_every_option_continues_bit_for_bit(
     """LAMB, wsd, a batch that grows from step to step, and a spike that is skipped after the
     restore by what the snapshot knows of the steps before it."""
     settings = _with_lamb(Layout("pp2xdp2", "interleaved", "serial").config("bf16"))
+    num_steps = 20  # the batch grows and the spike window fills before step 12
     settings["optim"] |= {"schedule": "wsd", "decay_steps": 6}
     settings["train"] |= {
+        "steps": num_steps,
         "micro_batch_size": 1,
         "batch_ramp": [4, 4, 120],
         "on_spike": "skip",
@@ -86,14 +88,14 @@ def test_a_restored_run_with_every_option_continues_bit_for_bit(
     }
     spoiled = (56, 64)  # step 12; steps have 4 sequences at first, 8 from step 10 on
     options: dict[str, Any] = {"arena": True, "spoiled": spoiled}
-    whole = train_layout(pool, settings, 4, tmp_path / "whole", STEPS, **options)
+    whole = train_layout(pool, settings, 4, tmp_path / "whole", num_steps, **options)
     ignoring = {**settings, "train": {**settings["train"], "on_spike": "ignore"}}
-    taken = train_layout(pool, ignoring, 4, tmp_path / "taken", STEPS, **options)
-    differ = [step for step in range(STEPS) if taken.losses[step] != whole.losses[step]]
-    assert differ == list(range(13, STEPS)), "step 12 was skipped, and no other before it"
+    taken = train_layout(pool, ignoring, 4, tmp_path / "taken", num_steps, **options)
+    differ = [step for step in range(num_steps) if taken.losses[step] != whole.losses[step]]
+    assert differ == list(range(13, num_steps)), "step 12 was skipped, and no other before it"
     early = train_layout(pool, settings, 4, tmp_path / "broken", 11, **options)
     late = train_layout(
-        pool, settings, 4, tmp_path / "broken", STEPS, source="arena", step=11, grads_of=-1,
+        pool, settings, 4, tmp_path / "broken", num_steps, source="arena", step=11, grads_of=-1,
         **options,
     )  # fmt: skip
     assert {**early.losses, **late.losses} == whole.losses
