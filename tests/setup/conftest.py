@@ -72,10 +72,17 @@ def lowest_python(pythons: list[Path]) -> Path:
     return pythons[0]
 
 
+@pytest.fixture(scope="session")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where copies lie, one after the other: a virtual environment works at its own path only."""
+    return tmp_path_factory.mktemp("place")
+
+
 @pytest.fixture
-def checkout(tmp_path: Path) -> Path:
+def checkout(place: Path) -> Path:
     """What git knows of this tree, in a folder with a blank in its name."""
-    target = tmp_path / "a checkout"
+    target = place / "a checkout"
+    shutil.rmtree(target, ignore_errors=True)
     listed = subprocess.run(
         ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"],
         cwd=ROOT,
@@ -118,6 +125,17 @@ def run(checkout: Path, environment: dict[str, str]) -> Run:
 def small(lowest_python: Path) -> Sequence[str]:
     """The command that sets up one small part in the copy it runs in."""
     return [str(lowest_python), "-c", SMALL, "run"]
+
+
+@pytest.fixture
+def set_up(place: Path, checkout: Path, run: Run, small: Sequence[str]) -> None:
+    """The copy after ``small``, which is done once."""
+    first, found = place / "first .venv", checkout / ".venv"
+    if first.exists():
+        shutil.copytree(first, found, symlinks=True)
+    else:
+        run(*small)
+        shutil.copytree(found, first, symlinks=True)
 
 
 @pytest.fixture

@@ -41,9 +41,8 @@ CASES = {
 
 def ci(project: Path, **settings: str) -> subprocess.CompletedProcess[str]:
     ours = ("PYTEST_", "MAKE", "MFLAGS", "JOBS", "ARGS")  # a make hands these on to a make in it
-    env = {
-        name: value for name, value in os.environ.items() if not name.startswith(ours)
-    } | settings
+    env = {name: value for name, value in os.environ.items() if not name.startswith(ours)}
+    env |= {"JOBS": "1", **settings}
     return subprocess.run(
         ["bash", ".ci/run"], cwd=project, env=env, capture_output=True, text=True, timeout=120
     )

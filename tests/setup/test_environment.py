@@ -21,10 +21,10 @@ def edit(checkout: Path, **changes: object) -> None:
     file.write_text(json.dumps({**json.loads(file.read_text()), **changes}))
 
 
+@pytest.mark.usefixtures("set_up")
 def test_what_cannot_be_used_is_made_anew(
     checkout: Path, run: Run, small: Sequence[str], installed: Installed
 ) -> None:
-    run(*small)
     python = checkout / ".venv/bin/python"
     python.unlink()
     python.symlink_to("/nonexistent/python3.10")
@@ -38,6 +38,7 @@ def test_what_cannot_be_used_is_made_anew(
     assert "headway_common" in installed()
 
 
+@pytest.mark.usefixtures("set_up")
 def test_another_python_is_taken_when_it_is_asked_for(
     run: Run,
     small: Sequence[str],
@@ -48,7 +49,6 @@ def test_another_python_is_taken_when_it_is_asked_for(
     if len(pythons) < 2:
         pytest.skip("one supported Python on this machine")
     other = [str(pythons[-1]), *small[1:]]
-    run(*small)
     assert run(*other).stdout == ""  # the default interpreter changed: nobody asked for it
     said = run(*other, env={**environment, "PYTHON": str(pythons[-1])}).stdout
     assert "not the requested one" in said
@@ -65,10 +65,10 @@ def test_a_bigger_set_stays_when_a_smaller_one_is_asked_for(
     assert run(*small[:-1], "lab").stdout == ""
 
 
+@pytest.mark.usefixtures("set_up")
 def test_a_bigger_set_leaves_alone_what_a_live_run_may_import(
     checkout: Path, run: Run, small: Sequence[str], installed: Installed
 ) -> None:
-    run(*small)
     (site,) = (checkout / ".venv/lib").glob("python3*/site-packages")
     before = {path.name: path.stat().st_ino for path in site.glob("*headway_common*")}
     assert before
@@ -77,10 +77,10 @@ def test_a_bigger_set_leaves_alone_what_a_live_run_may_import(
     assert {path.name: path.stat().st_ino for path in site.glob("*headway_common*")} == before
 
 
+@pytest.mark.usefixtures("set_up")
 def test_a_set_up_that_fails_leaves_what_works(
     checkout: Path, run: Run, small: Sequence[str], offline: dict[str, str], installed: Installed
 ) -> None:
-    run(*small)
     file = checkout / "libs/common/pyproject.toml"
     file.write_text(file.read_text().replace('"pyzmq>=26"', '"pyzmq>=26", "colorama"'))
     said = run(*small, env={**offline, "UV_CACHE_DIR": str(checkout / "empty")}, code=2).stdout
@@ -106,18 +106,18 @@ def test_a_build_of_torch_that_is_not_to_be_had_changes_nothing(
     assert "the existing one was set up with TORCH=cu130" in said
 
 
+@pytest.mark.usefixtures("set_up")
 def test_a_record_of_another_version_is_no_trouble(
     checkout: Path, run: Run, small: Sequence[str], installed: Installed
 ) -> None:
-    run(*small)
     for record in ("", "[]", '{"set": "cloud", "colour": "blue"}'):
         (checkout / ".venv/.headway.json").write_text(record)
         assert "installing" in run(*small).stdout
     assert "headway_common" in installed()
 
 
+@pytest.mark.usefixtures("set_up")
 def test_a_broken_uv_is_replaced(checkout: Path, run: Run, small: Sequence[str]) -> None:
-    run(*small)
     (checkout / ".venv/bin/uv").write_bytes(b"")
     edit(checkout, inputs="of an older checkout")
     assert "installing uv" in run(*small).stdout

@@ -76,10 +76,10 @@ def test_ctrl_c_says_how_to_go_on(
     assert (child.returncode, left) == (130, wanted)
 
 
+@pytest.mark.usefixtures("set_up")
 def test_a_filled_cache_needs_no_network(
     checkout: Path, run: Run, small: Sequence[str], offline: dict[str, str], installed: Installed
 ) -> None:
-    run(*small)
     (checkout / ".venv").rename(checkout / "old")
     assert "creating .venv" in run(*small, env=offline).stdout
     assert "headway_common" in installed()
