@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 from headway.common.wire.messages.executor import StepMetrics
 from headway.console.analysis.curve import MAX_BLOCKS, Curve
-from headway.console.analysis.metrics import current, load_metrics, seconds_per_step, throughput
-from headway.console.analysis.newest import PACE_STEPS, NewestSteps
+from headway.console.analysis.metrics import current, load_metrics
+from headway.console.analysis.newest import PACE_STEPS, RATE_STEPS, NewestSteps
 from headway.console.live.news import News
 from headway.console.live.progress import ProgressReader, read_progress
 from headway.console.run import Run
@@ -44,6 +44,9 @@ class Steps:
             )  # fmt: skip
             self.step += 1
         self._journal.store(made)
+
+    def pause(self, seconds: float) -> None:
+        self._now += seconds
 
     def go_back(self, steps: int) -> None:
         self.generation += 1
@@ -104,9 +107,24 @@ def test_rate_and_pace_are_those_of_the_frames(idle: FakeRun, steps: Steps) -> N
     steps.do(200)
     newest = NewestSteps(idle.run)
     newest.update()
-    table = load_metrics(idle.run)
-    assert newest.tokens_per_s() == pytest.approx(throughput(table))
-    assert newest.seconds_per_step() == pytest.approx(seconds_per_step(table))
+    table = current(load_metrics(idle.run))
+    rated = table.tail(RATE_STEPS)
+    rate = rated["tokens"].sum() / rated["duration_s"].sum()
+    assert newest.tokens_per_s() == pytest.approx(rate)
+    gaps = table.tail(PACE_STEPS + 1)["unix_s"].diff().drop_nulls()
+    assert newest.seconds_per_step() == pytest.approx(gaps.mean())
+
+
+def test_a_pause_does_not_spoil_the_eta(idle: FakeRun, steps: Steps) -> None:
+    newest = NewestSteps(idle.run)
+    assert newest.seconds_per_step() == 0.0
+    steps.do(10)
+    newest.update()
+    usual_s = newest.seconds_per_step()
+    steps.pause(9000.0)
+    steps.do(10)
+    newest.update()
+    assert usual_s < newest.seconds_per_step() < 10 * usual_s
 
 
 def test_steps_that_were_taken_back_do_not_count_as_the_newest(idle: FakeRun, steps: Steps) -> None:

@@ -6,7 +6,7 @@ import numpy as np
 import polars as pl
 from headway.common.node.flight import RECORD, WAITING
 from headway.common.plan.schedule.actions import Kind
-from headway.console.analysis import load_events
+from headway.console.analysis.events import load_events
 from headway.console.testing import FakeRun
 from headway.console.widgets.packing import BAR, MAX_BARS, NO_MICRO_BATCH, WAITS, pack, pack_window
 from headway.console.widgets.tail import FlightTail, Records, as_frame

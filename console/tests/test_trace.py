@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 from headway.common.errors import InputError
-from headway.console.analysis import load_events
+from headway.console.analysis.events import load_events
 from headway.console.testing import FakeRun
 from headway.console.trace.export import chrome_events, parse_steps, write_trace
 from headway.console.trace.slices import DRIVER, Slice, Track, rank_slices

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import polars as pl
 from headway.common.plan.grid import Grid
-from headway.common.plan.schedule.actions import RECEIVES, SENDS, Kind
-from headway.console.analysis.events import COMPUTE_KINDS, completed_steps
+from headway.common.plan.schedule.actions import COMPUTE, RECEIVES, SENDS, Kind
+from headway.console.analysis.events import completed_steps
 
 STEP_KEY = ["rank", "generation", "step"]
 COLLECTIVES = [Kind.ALL_GATHER.name, Kind.REDUCE_SCATTER.name]
@@ -61,8 +61,7 @@ def _has_peers(grid: Grid) -> pl.Expr:
 
 def is_compute() -> pl.Expr:
     """Forward and backward passes."""
-    kinds = [kind for kind in COMPUTE_KINDS if kind != Kind.OPTIMIZER.name]
-    return pl.col("action").is_in(kinds) & ~pl.col("waiting")
+    return pl.col("action").is_in([kind.name for kind in COMPUTE]) & ~pl.col("waiting")
 
 
 def label() -> pl.Expr:

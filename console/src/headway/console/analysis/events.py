@@ -1,7 +1,4 @@
-"""What each rank did, and when: the flight records of all ranks as one frame.
-
-The module also derives what follows from the frame.
-"""
+"""What each rank did, and when: the flight records of all ranks as one frame."""
 
 from __future__ import annotations
 
@@ -16,13 +13,12 @@ import polars as pl
 from headway.common.errors import CorruptError
 from headway.common.node.flight import BROKEN, RECORD, WAITING, FlightReader, device_times
 from headway.common.node.run_dir import NodePaths, RunDir, shm_root
-from headway.common.plan.schedule.actions import COMPUTE, Kind
+from headway.common.plan.schedule.actions import Kind
 from headway.console.analysis.clocks import Clocks
 from headway.console.folder.records import RunRecords
 
 _WINDOW = re.compile(r"n(\d+)-rank(\d+)-.*\.npy")
 _FIELDS = RECORD.names or ()
-COMPUTE_KINDS = [*sorted(kind.name for kind in COMPUTE), Kind.OPTIMIZER.name]
 SCHEMA = {
     "node": pl.Int64,
     "rank": pl.Int64,
@@ -122,29 +118,6 @@ def frame(node: int, rank: int, records: npt.NDArray[Any]) -> pl.DataFrame:
     )
 
 
-def timeline(
-    events: pl.DataFrame, *, first_step: int = 0, last_step: int | None = None
-) -> pl.DataFrame:
-    """Closed actions of some steps: what each was, ``start_s`` and ``end_s``.
-
-    Seconds count from the earliest action shown. STEP records, which only frame the others, are
-    left out.
-    """
-    shown = events.filter(
-        pl.col("end_ns").is_not_null()
-        & (pl.col("step") >= first_step)
-        & (pl.col("action") != Kind.STEP.name)
-    )
-    if last_step is not None:
-        shown = shown.filter(pl.col("step") <= last_step)
-    origin = pl.col("start_ns").min()
-    return shown.select(
-        "rank", "action", "micro_batch", "chunk", "step", "generation", "waiting",
-        ((pl.col("start_ns") - origin) * 1e-9).alias("start_s"),
-        ((pl.col("end_ns") - origin) * 1e-9).alias("end_s"),
-    ).sort("rank", "start_s")  # fmt: skip
-
-
 def completed_steps(events: pl.DataFrame) -> pl.DataFrame:
     """Optimizer steps that a rank brought to their end: rank, generation, step, start_ns, end_ns.
 
@@ -177,35 +150,4 @@ def redone_steps(events: pl.DataFrame) -> pl.DataFrame:
         again.group_by("generation")
         .agg(pl.col("step").n_unique().alias("num_steps"), pl.col("rank").n_unique().alias("ranks"))
         .sort("generation")
-    )
-
-
-def idle(events: pl.DataFrame) -> pl.DataFrame:
-    """By rank: steps, median step time, and the fraction of it without compute.
-
-    ``idle_fraction`` (pipeline bubble, waits, data) is 0..1, the median over completed steps.
-    Compute actions of a rank never overlap.
-    """
-    spans = completed_steps(events).select(
-        "rank", "generation", "step", (pl.col("end_ns") - pl.col("start_ns")).alias("span_ns")
-    )
-    busy = (
-        events.filter(
-            pl.col("action").is_in(COMPUTE_KINDS)
-            & ~pl.col("waiting")
-            & pl.col("end_ns").is_not_null()
-        )
-        .group_by("rank", "generation", "step")
-        .agg((pl.col("end_ns") - pl.col("start_ns")).sum().alias("busy_ns"))
-    )
-    fraction = 1.0 - pl.col("busy_ns").fill_null(0) / pl.col("span_ns")
-    return (
-        spans.join(busy, on=["rank", "generation", "step"], how="left")
-        .group_by("rank")
-        .agg(
-            pl.len().alias("num_steps"),
-            (pl.col("span_ns").median() * 1e-9).alias("step_s"),
-            fraction.clip(0.0, 1.0).median().alias("idle_fraction"),
-        )
-        .sort("rank")
     )

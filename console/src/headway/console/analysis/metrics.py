@@ -1,14 +1,8 @@
-"""How fast and how well did the run go? Frames over the journal's metrics and evaluations."""
+"""Frames over the steps and the validation losses in a run's journal."""
 
 from __future__ import annotations
 
 import polars as pl
-from headway.console.analysis.newest import (
-    PACE_STEPS,
-    RATE_STEPS,
-    mean_gap_s,
-    tokens_per_s,
-)
 from headway.console.folder.records import RunRecords
 
 METRICS = {
@@ -48,37 +42,3 @@ def load_evaluations(run: RunRecords) -> pl.DataFrame:
 def current(metrics: pl.DataFrame) -> pl.DataFrame:
     """One row per step that counts: without those that a newer generation superseded."""
     return metrics.filter(~pl.col("superseded")).sort("step")
-
-
-def step_times(metrics: pl.DataFrame) -> pl.DataFrame:
-    """Step times and throughput of each generation.
-
-    The columns are steps, median and 99th percentile of the step time in seconds, and tokens per
-    second.
-    """
-    return (
-        metrics.group_by("generation")
-        .agg(
-            pl.len().alias("num_steps"),
-            pl.col("duration_s").quantile(0.5, "linear").alias("p50_s"),
-            pl.col("duration_s").quantile(0.99, "linear").alias("p99_s"),
-            (pl.col("tokens").sum() / pl.col("duration_s").sum()).alias("tokens_per_s"),
-        )
-        .sort("generation")
-    )
-
-
-def throughput(metrics: pl.DataFrame, window: int = RATE_STEPS) -> float:
-    """Tokens per second over the newest ``window`` steps, by their own durations; 0 = none."""
-    newest = current(metrics).tail(window)
-    return tokens_per_s(newest["tokens"].to_list(), newest["duration_s"].to_list())
-
-
-def seconds_per_step(metrics: pl.DataFrame, window: int = PACE_STEPS) -> float:
-    """Wall time in seconds from one completed step to the next; 0 = unknown.
-
-    Evaluations, checkpoints and recoveries in between count, so an ETA made of it is honest; of a
-    pause only ``LONGEST_GAP`` median steps do.
-    """
-    newest = current(metrics).tail(window + 1)
-    return mean_gap_s(newest["unix_s"].to_list(), newest["duration_s"].to_list())

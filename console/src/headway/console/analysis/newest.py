@@ -24,24 +24,6 @@ LONGEST_GAP = 20.0
 """A gap between two steps counts as at most this many median steps, so a pause hardly counts."""
 
 
-def tokens_per_s(tokens: Sequence[int], durations_s: Sequence[float]) -> float:
-    """Rate over some steps by their own durations; 0 without any."""
-    spent_s = sum(durations_s)
-    return sum(tokens) / spent_s if spent_s > 0 else 0.0
-
-
-def mean_gap_s(unix_s: Sequence[float], durations_s: Sequence[float]) -> float:
-    """Wall time from one step to the next, evaluations and recoveries included; 0 = unknown.
-
-    A pause counts as ``LONGEST_GAP`` median steps.
-    """
-    gaps = [after - before for before, after in itertools.pairwise(unix_s)]
-    if not gaps:
-        return 0.0
-    longest = LONGEST_GAP * statistics.median(durations_s)
-    return sum(min(max(gap, 0.0), longest) for gap in gaps) / len(gaps)
-
-
 class NewestSteps:
     """The last ``PACE_STEPS`` + 1 steps of a run; ``update`` reads what is new. One thread only."""
 
@@ -82,11 +64,21 @@ class NewestSteps:
     def tokens_per_s(self) -> float:
         """Present rate; 0 before the first step."""
         newest = self._steps[-RATE_STEPS:]
-        return tokens_per_s([s.tokens for s in newest], [s.duration_s for s in newest])
+        spent_s = sum(step.duration_s for step in newest)
+        return sum(step.tokens for step in newest) / spent_s if spent_s > 0 else 0.0
 
     def seconds_per_step(self) -> float:
-        """Wall time from one step to the next; 0 = unknown."""
-        return mean_gap_s([s.unix_s for s in self._steps], [s.duration_s for s in self._steps])
+        """Wall time from one step to the next; 0 = unknown.
+
+        Evaluations and recoveries in between count, so an ETA made of it is honest; a pause counts
+        as ``LONGEST_GAP`` median steps.
+        """
+        pairs = list(itertools.pairwise(self._steps))
+        if not pairs:
+            return 0.0
+        longest_s = LONGEST_GAP * statistics.median(step.duration_s for step in self._steps)
+        gaps = (min(max(after.unix_s - before.unix_s, 0.0), longest_s) for before, after in pairs)
+        return sum(gaps) / len(pairs)
 
     def step_time_s(self, quantile: float) -> float:
         """Step time at ``quantile``, 0..1, of the steps' own durations; 0 before the first step."""

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 from functools import cached_property
-from typing import Any
 
 import polars as pl
 from headway.common.errors import InputError
@@ -292,10 +291,3 @@ class Performance:
             fraction = model.full_flops_per_token / model.flops_per_token
             facts.append(("MFU as if without windows", share(self.mfu * fraction)))
         return facts
-
-
-def _group_of(row: dict[str, Any]) -> str:
-    """The colour of a bar."""
-    if row["action"] in _GROUPS or not row["has_peers"]:
-        return _GROUPS.get(row["action"], _OTHER)
-    return _WAITING if row["waiting"] else _MESSAGES
