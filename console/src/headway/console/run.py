@@ -57,13 +57,12 @@ class Run(RunFrames, Steering):
         Raises:
             DeadlineError: as ``status``.
         """
-        found: dict[int, RankStatus] = {}
+        found: list[RankStatus] = []
         while True:
             page = self.status(timeout_s, first_rank=len(found))
-            new = {rank.rank: rank for rank in page.ranks if rank.rank not in found}
-            found |= new
-            if not new or len(found) >= page.num_ranks:  # 0: a driver that always lists all
-                return [found[rank] for rank in sorted(found)]
+            found += page.ranks
+            if not page.ranks or len(found) >= page.num_ranks:
+                return found
 
     def wait(self, timeout_s: float | None = None) -> str:
         """Block until the run is over; returns its outcome.

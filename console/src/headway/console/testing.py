@@ -91,8 +91,6 @@ class FakeRun:
         self.commands: list[Command] = []
         self.waiting = ""
         self.troubles: dict[int, str] = {}
-        self.is_old = False
-        """A driver from before status came in pages: it lists every rank."""
         paths = NodePaths(self.folder.run_id, 0)
         paths.shm_dir.mkdir(parents=True)
         self._flights = [
@@ -305,9 +303,6 @@ class FakeRun:
             )
             for rank in range(self.config.parallel.world_size)
         )
-        if not self.is_old:
-            ranks = ranks[message.first_rank : message.first_rank + message.num_ranks]
-        num_ranks = 0 if self.is_old else self.config.parallel.world_size
         return Status(
             name=self.folder.name,
             phase=self.outcome or "running",
@@ -318,11 +313,11 @@ class FakeRun:
             paused=self.paused,
             commands=len(commands),
             applied=len(commands),
-            ranks=ranks,
+            ranks=ranks[message.first_rank : message.first_rank + message.num_ranks],
             nodes={0: "active"},
             services={0: {"dataloader": me.pid}},
             waiting=self.waiting,
             troubles=self.troubles,
-            num_ranks=num_ranks,
-            statuses={"running": num_ranks},
+            num_ranks=len(ranks),
+            statuses={"running": len(ranks)},
         )
