@@ -6,14 +6,25 @@ import numpy as np
 import polars as pl
 from headway.common.node.flight import RECORD, WAITING
 from headway.common.plan.schedule.actions import Kind
-from headway.console.analysis.events import load_events
+from headway.console.analysis.events import SCHEMA, frame, load_events
 from headway.console.testing import FakeRun
 from headway.console.widgets.packing import BAR, MAX_BARS, NO_MICRO_BATCH, WAITS, pack, pack_window
-from headway.console.widgets.tail import FlightTail, Records, as_frame
+from headway.console.widgets.tail import FlightTail, Records
 
 
 def frame_of(tail: FlightTail, window_s: float = 20.0) -> pl.DataFrame:
-    return as_frame(tail.kept(), window_s)
+    """What the tail has kept with the columns of ``load_events``, each record once."""
+    records = Records.merge(list(tail.kept()))
+    events = frame(0, 0, records.rows).with_columns(
+        pl.Series("node", records.nodes), pl.Series("rank", records.ranks)
+    )
+    return (
+        events.filter(pl.col("start_ns") >= pl.col("start_ns").max() - int(window_s * 1e9))
+        .sort("end_ns", nulls_last=True)
+        .unique(["node", "rank", "sequence", "launched_ns"], keep="first")
+        .sort("rank", "start_ns", "sequence")
+        .select(*SCHEMA)
+    )
 
 
 def test_each_record_is_read_once_and_an_open_one_when_it_has_ended(fake: FakeRun) -> None:

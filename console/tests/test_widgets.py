@@ -21,6 +21,7 @@ from headway.console.widgets.buttons import BUTTONS, Button, button
 from headway.console.widgets.packing import BAR, NO_MICRO_BATCH
 from headway.console.widgets.picture import Picture
 from headway.console.widgets.picture_reader import PictureReader
+from headway.console.widgets.tail import Records
 
 PERIOD_S = 0.05
 
@@ -63,8 +64,8 @@ def test_pictures_come_by_themselves_and_show_what_happened(
 ) -> None:
     fake.advance(3)
     picture = watcher.wait_for(lambda p: p.progress.step == 3)
-    assert picture.metrics["step"].to_list() == [0, 1, 2]
-    assert set(picture.events["rank"]) == {0, 1}
+    assert [point[0] for point in picture.points] == [0, 1, 2]
+    assert set(Records.merge(picture.kept).ranks) == {0, 1}
     fake.recover()
     picture = watcher.wait_for(lambda p: any("back after" in line for line in p.news))
     (line,) = [line for line in picture.news if "rank 1 was killed" in line]
@@ -73,11 +74,10 @@ def test_pictures_come_by_themselves_and_show_what_happened(
     start, end = band.start_s, band.end_s
     assert end is not None and start <= end and "rank 1" in band.reason
     assert "no step repeated; state of step 3 from memory" in band.cost
-    restore = picture.events.filter(picture.events["action"] == "RESTORE")["start_ns"].min()
-    assert isinstance(restore, int) and start <= restore * 1e-9 <= end, (
-        "bands are on the records' clock"
-    )
-    assert picture.recoveries["total_s"].to_list() == [pytest.approx(end - start)]
+    rows = Records.merge(picture.kept).rows
+    restore_ns = int(rows["start_ns"][rows["kind"] == Kind.RESTORE].min())
+    assert start <= restore_ns * 1e-9 <= end, "bands are on the records' clock"
+    assert band.recovery.total_s == pytest.approx(end - start)
 
 
 def test_commands_from_any_thread_reach_the_driver_in_turn(
@@ -137,10 +137,10 @@ def test_a_closed_watcher_takes_no_orders(fake: FakeRun) -> None:
 
 def test_watching_goes_on_over_the_end_of_the_run(fake: FakeRun, watcher: RunWatcher) -> None:
     fake.advance(2)
-    watcher.wait_for(lambda p: len(p.events) > 0)
+    watcher.wait_for(lambda p: len(Records.merge(p.kept)) > 0)
     fake.finish()
     picture = watcher.wait_for(lambda p: p.progress.phase == "finished")
-    assert len(picture.metrics) == 2 and len(picture.events) > 0
+    assert len(picture.points) == 2 and len(Records.merge(picture.kept)) > 0
 
 
 # ---- widget -----------------------------------------------------------------------------------

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 
-import polars as pl
 from headway.common.output import counted
 from headway.console.analysis.curve import Point
-from headway.console.analysis.episodes import Recovery, recovery_frame
-from headway.console.analysis.metrics import current, load_evaluations, load_metrics
+from headway.console.analysis.episodes import Recovery
 from headway.console.live.progress import Progress
-from headway.console.run import Run
-from headway.console.widgets.tail import Records, as_frame
+from headway.console.widgets.tail import Records
 
 
 @dataclass(frozen=True)
@@ -63,7 +60,7 @@ class Band:
 
 @dataclass(frozen=True)
 class Picture:
-    """What a widget shows and a test looks at. Frames are built when they are asked for."""
+    """What a widget shows and a test looks at."""
 
     progress: Progress
     number: int
@@ -91,29 +88,3 @@ class Picture:
     """MFU at one token per second, None while the peak is unknown."""
     step_times_s: tuple[float, float] = (0.0, 0.0)
     """Median and 99th percentile over the newest steps."""
-    run: Run | None = field(default=None, repr=False, compare=False)
-
-    @property
-    def metrics(self) -> pl.DataFrame:
-        """One row per step, as ``analysis.metrics``; reads the whole journal, now."""
-        return current(load_metrics(self._source))
-
-    @property
-    def evaluations(self) -> pl.DataFrame:
-        """One row per validation loss, as ``analysis.metrics``; read now."""
-        return load_evaluations(self._source)
-
-    @property
-    def events(self) -> pl.DataFrame:
-        """Flight records of the newest seconds, as ``analysis.events``."""
-        return as_frame(self.kept, self.window_s)
-
-    @property
-    def recoveries(self) -> pl.DataFrame:
-        """One row per recovery, as ``analysis.episodes``."""
-        return recovery_frame([band.recovery for band in self.bands], self.events)
-
-    @property
-    def _source(self) -> Run:
-        assert self.run is not None, "a picture made by hand has no journal"
-        return self.run

@@ -93,7 +93,6 @@ class PictureReader:
             clock_offset_s=self._offset_s,
             mfu_per_rate=utilisation(self._progress.config, self._progress.peak, 1.0),
             step_times_s=(newest.step_time_s(0.5), newest.step_time_s(0.99)),
-            run=self._run,
         )
 
     def _read_curve(self) -> int:

@@ -11,12 +11,11 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-import polars as pl
 from headway.common.errors import CorruptError
 from headway.common.node.flight import RECORD, FlightReader
 from headway.common.node.run_dir import NodePaths, RunDir, shm_root
 from headway.console.analysis.clocks import Clocks
-from headway.console.analysis.events import SCHEMA, frame, windows
+from headway.console.analysis.events import windows
 from headway.console.folder.records import RunRecords
 
 MAX_OPEN = 256
@@ -191,23 +190,3 @@ class FlightTail:
             with contextlib.suppress(CorruptError, FileNotFoundError):
                 reader = FlightReader(path)
                 self._rings[path] = _Ring(reader, found[path], reader.header.rank)
-
-
-def as_frame(parts: Iterable[Records], window_s: float) -> pl.DataFrame:
-    """The records as a frame with the columns of ``load_events``.
-
-    Each record of the newest ``window_s`` is there once; open ones end with null.
-    """
-    records = Records.merge(list(parts))
-    if not len(records):
-        return pl.DataFrame(schema=SCHEMA)
-    events = frame(0, 0, records.rows).with_columns(
-        pl.Series("node", records.nodes), pl.Series("rank", records.ranks)
-    )
-    return (
-        events.filter(pl.col("start_ns") >= pl.col("start_ns").max() - int(window_s * 1e9))
-        .sort("end_ns", nulls_last=True)
-        .unique(["node", "rank", "sequence", "launched_ns"], keep="first")
-        .sort("rank", "start_ns", "sequence")
-        .select(*SCHEMA)
-    )
