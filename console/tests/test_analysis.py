@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import json
-
 import numpy as np
 import polars as pl
 import pytest
 from headway.common.errors import CorruptError
 from headway.common.node.flight import BROKEN, RECORD
 from headway.common.plan.schedule.actions import Kind
-from headway.console.analysis.episodes import JOURNAL, load_journal, recoveries
+from headway.console.analysis.episodes import recoveries
 from headway.console.analysis.events import completed_steps, frame, load_events, redone_steps
 from headway.console.analysis.metrics import METRICS, current, load_evaluations, load_metrics
 from headway.console.testing import STEP_S, TOKENS, FakeRun
+from headway.controller.client import JournalEvent
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -108,11 +107,11 @@ def test_redone_steps_equal_a_count_by_hand(lengths: list[int]) -> None:
 
 def test_the_time_that_a_run_was_down_is_no_recovery() -> None:
     def found(*events: tuple[float, str]) -> list[float]:
-        fields = json.dumps(
-            {"generation": 1, "step": 3, "source": "durable", "reason": "x", "target": "worker"}
-        )
-        rows = [(1, at, at, name, fields) for at, name in events]
-        return recoveries(pl.DataFrame(rows, schema=JOURNAL, orient="row"))["total_s"].to_list()
+        fields = {
+            "generation": 1, "step": 3, "source": "durable", "reason": "x", "target": "worker"
+        }  # fmt: skip
+        rows = journal(*((name, at, fields) for at, name in events))
+        return recoveries(rows)["total_s"].to_list()
 
     begun, back = (
         [(0.0, "driver_started"), (1.0, "fence")],
@@ -172,7 +171,7 @@ def test_a_recovery_is_split_at_fence_generation_restore_and_first_step(fake: Fa
     fake.advance(3)
     fake.recover(back_to=2)
     events = load_events(fake.folder.path)
-    (row,) = recoveries(load_journal(fake.run), events).to_dicts()
+    (row,) = recoveries(fake.run.records.events(), events).to_dicts()
     assert (row["generation"], row["step"], row["source"], row["attempts"]) == (1, 2, "arena", 1)
     assert row["detect_s"] is None, "no fault was put in"
     spans = [row["decide_s"], row["restore_s"], row["first_step_s"]]
@@ -181,13 +180,12 @@ def test_a_recovery_is_split_at_fence_generation_restore_and_first_step(fake: Fa
     assert redone_steps(events).to_dicts() == [{"generation": 1, "num_steps": 1, "ranks": 2}]
 
 
-def journal(*rows: tuple[str, float, dict[str, object]]) -> pl.DataFrame:
+def journal(*rows: tuple[str, float, dict[str, object]]) -> list[JournalEvent]:
     """(name, monotonic_s, fields) each."""
-    return pl.DataFrame(
-        [(1, at, at, name, json.dumps(fields)) for name, at, fields in rows],
-        schema=JOURNAL,
-        orient="row",
-    )
+    return [
+        JournalEvent(number, 1, at, at, name, fields)
+        for number, (name, at, fields) in enumerate(rows)
+    ]
 
 
 GEN1 = {"generation": 1, "step": 7, "source": "arena"}

@@ -169,7 +169,8 @@ def test_a_json_that_is_not_utf_8_costs_only_itself(fake: FakeRun) -> None:
     journal = load_journal(fake.run)
     assert journal.height == len(query(fake.run, "SELECT 1 FROM events"))
     assert json.loads(journal.filter(name="fence")["fields"][0]) == {"reason": "ab\ufffd"}
-    assert [found["total_s"] is None for found in recoveries(journal).to_dicts()] == [False] * 2
+    done = recoveries(fake.run.records.events())
+    assert [found["total_s"] is None for found in done.to_dicts()] == [False] * 2
     for _ in range(2):
         fake.advance(1)
         assert any("rank 0" in line for _, line in news.read())
@@ -194,7 +195,7 @@ def test_a_name_in_the_json_of_an_event_may_be_damaged(fake: FakeRun) -> None:
     fake.recover()
     spoilt = b'{"gener\xe1tion": 1, "source": "arena", "step": 0}'.hex()
     _spoil(fake, "events", "fields", "name = 'generation'", f"CAST(x'{spoilt}' AS TEXT)")
-    assert recoveries(load_journal(fake.run)).height == 1
+    assert recoveries(fake.run.records.events()).height == 1
 
 
 def test_the_nodes_of_an_old_generation_may_be_damaged(ended: FakeRun) -> None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-
 import polars as pl
 import pytest
 from headway.common.plan.grid import Grid
@@ -17,6 +15,7 @@ from headway.console.analysis.causes import (
 from headway.console.analysis.slowest import slow_steps, step_time_quantiles
 from headway.console.analysis.time_ledger import COLUMNS, WHOLE_STEP, ledger, pauses
 from headway.console.testing import Row, events_of
+from headway.controller.client import JournalEvent
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -173,11 +172,8 @@ def test_slow_steps_name_the_straggler_the_evaluation_and_the_pause() -> None:
 def test_pauses_are_read_from_the_journal() -> None:
     rows = [("command", 1.0, "pause"), ("command", 2.0, "pause"), ("command", 4.0, "resume"),
             ("fence", 5.0, ""), ("command", 6.0, "resume"), ("command", 7.0, "pause")]  # fmt: skip
-    journal = pl.DataFrame(
-        {
-            "name": [name for name, _, _ in rows],
-            "monotonic_s": [at for _, at, _ in rows],
-            "fields": [json.dumps({"operation": operation}) for _, _, operation in rows],
-        }
-    )
+    journal = [
+        JournalEvent(number, 1, at, at, name, {"operation": operation})
+        for number, (name, at, operation) in enumerate(rows)
+    ]
     assert pauses(journal, 9.0) == [(1.0, 4.0), (7.0, 9.0)]

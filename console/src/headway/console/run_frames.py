@@ -67,10 +67,10 @@ class RunFrames(RunRecords):
         ``repeated`` counts the completed steps that were done again; times are in seconds.
         """
         import polars as pl
-        from headway.console.analysis.episodes import load_journal, recoveries
+        from headway.console.analysis.episodes import recoveries
         from headway.console.analysis.events import load_events
 
-        rows = recoveries(load_journal(self), load_events(self.path))
+        rows = recoveries(self.records.events(), load_events(self.path))
         restarts = rows.select("generation", "step").iter_rows()
         repeated = [self.records.repeated(*restart) for restart in restarts]
         return rows.with_columns(pl.Series("repeated", repeated, dtype=pl.Int64))

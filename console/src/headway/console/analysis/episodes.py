@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import contextlib
-import json
-from dataclasses import asdict, dataclass, field, replace
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import polars as pl
 from headway.common.plan.schedule.actions import Kind
 from headway.console.folder.records import RunRecords
+from headway.controller.client import JournalEvent
 
 JOURNAL = {
     "epoch": pl.Int64,
@@ -87,22 +88,14 @@ def load_journal(run: RunRecords) -> pl.DataFrame:
     return pl.DataFrame(rows, schema=JOURNAL, orient="row")
 
 
-def recoveries(journal: pl.DataFrame, events: pl.DataFrame | None = None) -> pl.DataFrame:
+def recoveries(journal: Iterable[JournalEvent], events: pl.DataFrame | None = None) -> pl.DataFrame:
     """One row per recovery, columns ``SCHEMA``.
 
     Without ``events`` (flight records of the run) ``restore_s`` is null and ``first_step_s``
     counts from the generation's number.
     """
-    episodes = Episodes()
-    for row in journal.iter_rows(named=True):
-        episodes.feed(row["name"], row["monotonic_s"], row["unix_s"], json.loads(row["fields"]))
-    return recovery_frame(episodes.all(), events)
-
-
-def recovery_frame(found: list[Recovery], events: pl.DataFrame | None = None) -> pl.DataFrame:
-    """``found`` as ``recoveries`` returns them; ``events`` separate restore from first step."""
-    if events is not None and not events.is_empty():
-        found = [replace(recovery) for recovery in found]
+    found = Episodes(journal).all()
+    if events is not None:
         for recovery in found:
             _split(recovery, events)
     rows = [
@@ -113,25 +106,28 @@ def recovery_frame(found: list[Recovery], events: pl.DataFrame | None = None) ->
 
 
 class Episodes:
-    """The recoveries of a journal, fed one event at a time.
+    """The recoveries of a journal, fed with its events in their order.
 
     What a stop or the end of everything cut short is left out: the time until the next start is not
     a recovery.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, journal: Iterable[JournalEvent] = ()) -> None:
         self.done: list[Recovery] = []
         self.open: Recovery | None = None
         """The one under way."""
         self._cause_s: float | None = None
         self._is_new_driver = False  # until its events show whether it found the ranks alive
+        for event in journal:
+            self.feed(event)
 
     def all(self) -> list[Recovery]:
         """Those that are over, then the one under way."""
         return [*self.done, *([self.open] if self.open is not None else [])]
 
-    def feed(self, name: str, now: float, unix_s: float, fields: dict[str, Any]) -> None:
-        """Take in the next event; ``now`` is its time on the run's clock."""
+    def feed(self, event: JournalEvent) -> None:
+        """Take in the next event."""
+        name, now, fields = event.name, event.monotonic_s, event.fields
         if name == "run_over" or (name == "generation" and self._is_new_driver):
             self.open = self._cause_s = None
         self._is_new_driver = name == "driver_started" or (
@@ -144,7 +140,7 @@ class Episodes:
         elif name == "fence" and self.open is None:
             detect = None if self._cause_s is None else now - self._cause_s
             self.open = Recovery(
-                -1, str(fields.get("reason", "")), unix_s, detect_s=detect, begun_s=now,
+                -1, str(fields.get("reason", "")), event.unix_s, detect_s=detect, begun_s=now,
                 is_symptom=bool(fields.get("is_symptom")),
             )  # fmt: skip
         elif self.open is not None:

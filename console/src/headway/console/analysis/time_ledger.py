@@ -7,7 +7,6 @@ completed one.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Sequence
 
 import polars as pl
@@ -15,6 +14,7 @@ from headway.common.plan.grid import Grid
 from headway.common.plan.schedule.actions import Kind
 from headway.console.analysis.actions import BETWEEN_STEPS, STEP_KEY, is_compute, step_actions
 from headway.console.analysis.events import completed_steps
+from headway.controller.client import JournalEvent
 
 IN_STEP = {
     "compute": "forward and backward passes",
@@ -76,16 +76,16 @@ def ledger(
     return rows.select(*STEP_KEY, "is_kept", *COLUMNS, total)
 
 
-def pauses(journal: pl.DataFrame, until_s: float) -> list[tuple[float, float]]:
+def pauses(journal: Iterable[JournalEvent], until_s: float) -> list[tuple[float, float]]:
     """When the run was paused by command, the last one perhaps up to ``until_s``."""
     found: list[tuple[float, float]] = []
     begin: float | None = None
-    for name, at, fields in journal.select("name", "monotonic_s", "fields").iter_rows():
-        operation = json.loads(fields).get("operation") if name == "command" else None
+    for event in journal:
+        operation = event.fields.get("operation") if event.name == "command" else None
         if operation == "pause" and begin is None:
-            begin = at
+            begin = event.monotonic_s
         elif operation == "resume" and begin is not None:
-            found.append((begin, at))
+            found.append((begin, event.monotonic_s))
             begin = None
     return found if begin is None else [*found, (begin, until_s)]
 

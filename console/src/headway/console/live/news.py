@@ -15,6 +15,7 @@ from typing import Any
 from headway.common.output import counted
 from headway.console.folder.samples import Results
 from headway.console.run import Run
+from headway.controller.client import JournalEvent
 
 HOLD_S = 5.0
 """A cause is held back this long for the recovery that it explains, then printed by itself."""
@@ -63,28 +64,20 @@ _NODE, _RANK, _VERDICT, _SYMPTOM, _VICTIM = range(5)
 
 
 @dataclass(frozen=True)
-class _Event:
-    name: str
-    fields: dict[str, Any]
-    unix_s: float
-    monotonic_s: float
-
-
-@dataclass(frozen=True)
 class _Cause:
     order: int
     subject: str
     """``rank`` or ``node``; empty if ``phrase`` is a whole sentence."""
     number: int
     phrase: str
-    event: _Event
+    event: JournalEvent
     line: str
     """What is printed if no recovery follows."""
 
 
 @dataclass
 class _Recovery:
-    begun: _Event
+    begun: JournalEvent
     causes: list[_Cause] = field(default_factory=list)
     moves: list[str] = field(default_factory=list)
     generation: int = -1
@@ -125,9 +118,8 @@ class News:
         lines: list[tuple[float, str]] = []
         if self._journal != self._run.journal_id:
             self._journal, self._seen = self._run.journal_id, 0
-        for one in self._run.records.events(self._seen):
-            self._seen = one.id
-            event = _Event(one.name, one.fields, one.unix_s, one.monotonic_s)
+        for event in self._run.records.events(self._seen):
+            self._seen = event.id
             lines += self._release(event.unix_s)
             try:
                 lines += [(event.unix_s, line) for line in self._lines(event)]
@@ -149,7 +141,7 @@ class News:
             )
         return [entry for entry in lines.values() if entry[1]]
 
-    def _lines(self, event: _Event) -> Iterator[str]:
+    def _lines(self, event: JournalEvent) -> Iterator[str]:
         if (cause := _cause_of(event)) is not None:
             self._take(cause)
         elif event.name == "generation":
@@ -187,7 +179,7 @@ class News:
         at = self._recovered.get((verdict.subject, verdict.number), float("-inf"))
         return verdict.event.unix_s - at < 2 * HOLD_S
 
-    def _begin(self, event: _Event) -> Iterator[str]:
+    def _begin(self, event: JournalEvent) -> Iterator[str]:
         step, source = int(event.fields["step"]), str(event.fields["source"])
         if self._recovery is None:
             yield "starting" if source == "init" else f"resuming from step {step} ({source})"
@@ -195,7 +187,7 @@ class News:
         self._recovery.generation = int(event.fields["generation"])
         self._recovery.step, self._recovery.source = step, source
 
-    def _end(self, event: _Event) -> Iterator[str]:
+    def _end(self, event: JournalEvent) -> Iterator[str]:
         recovery, self._recovery = self._recovery, None
         if recovery is None:
             return
@@ -211,14 +203,14 @@ class News:
         back = "back in the pause" if event.fields.get("paused") else "back"
         yield f"{recovery.cause()}; {back} after {back_s:.1f} s{where}, {steps} repeated"
 
-    def _over(self, event: _Event) -> Iterator[str]:
+    def _over(self, event: JournalEvent) -> Iterator[str]:
         recovery, self._recovery, self._held = self._recovery, None, []
         if recovery is not None and event.fields.get("outcome") != "failed":
             yield f"{recovery.cause()}; the run ended before all ranks were back"
         yield _line(event)
 
 
-def _cause_of(event: _Event) -> _Cause | None:
+def _cause_of(event: JournalEvent) -> _Cause | None:
     """The event as the cause of a recovery; None if it cannot be one."""
     f, name = event.fields, event.name
 
@@ -269,7 +261,7 @@ def _cause_of(event: _Event) -> _Cause | None:
             return None
 
 
-def _line(event: _Event) -> str:
+def _line(event: JournalEvent) -> str:
     f = event.fields
     more: dict[str, str] = {}
     match event.name:

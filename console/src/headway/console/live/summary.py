@@ -8,8 +8,6 @@ from typing import Any
 
 from headway.common.errors import InputError
 from headway.common.output import Table, mebibytes
-from headway.console.analysis.episodes import load_journal, recoveries
-from headway.console.analysis.events import load_events
 from headway.console.analysis.metrics import load_evaluations
 from headway.console.folder.outputs import checkpoints
 from headway.console.folder.samples import corpus, final_sample
@@ -154,14 +152,8 @@ def _not_durable(s: Summary) -> list[tuple[str, str]]:
 
 
 def recovery_rows(run: Run) -> list[dict[str, Any]]:
-    """Each recovery with its times and ``repeated``, the completed steps that were done again."""
-    journal = load_journal(run)
-    if journal.filter(journal["name"] == "fence").is_empty():
-        return []
-    rows = recoveries(journal, load_events(run.path)).to_dicts()
-    return [
-        {**row, "repeated": run.records.repeated(row["generation"], row["step"])} for row in rows
-    ]
+    """Each recovery as ``run.recoveries()`` has it; without any, flight records are not read."""
+    return run.recoveries().to_dicts() if run.records.newest_event("fence") else []
 
 
 def _mean_rate(run: Run) -> float:

@@ -5,7 +5,6 @@ The figures are computed in ``analysis``; here they get labels and units.
 
 from __future__ import annotations
 
-import json
 from functools import cached_property
 
 import polars as pl
@@ -16,7 +15,7 @@ from headway.console.analysis.actions import label, step_actions
 from headway.console.analysis.bubble import bubbles, schedule_of
 from headway.console.analysis.by_action import action_times, heat_map
 from headway.console.analysis.causes import lost_time, model_flops_share
-from headway.console.analysis.episodes import Episodes, load_journal
+from headway.console.analysis.episodes import Episodes
 from headway.console.analysis.events import load_events
 from headway.console.analysis.overlap import communication
 from headway.console.analysis.slowest import slow_steps, step_time_quantiles
@@ -80,12 +79,11 @@ class Performance:
     @cached_property
     def ledger(self) -> pl.DataFrame:
         """Seconds of each rank and step by what they went into, as ``analysis.ledger``."""
-        journal, episodes = load_journal(self._run), Episodes()
-        for row in journal.iter_rows(named=True):
-            episodes.feed(row["name"], row["monotonic_s"], row["unix_s"], json.loads(row["fields"]))
-        last_s = float(journal["monotonic_s"].max() or 0.0)  # type: ignore[arg-type]
+        journal = self._run.records.events()
+        last_s = max((event.monotonic_s for event in journal), default=0.0)
         recovered = [
-            (one.begun_s - (one.detect_s or 0.0), one.ended_s or last_s) for one in episodes.all()
+            (one.begun_s - (one.detect_s or 0.0), one.ended_s or last_s)
+            for one in Episodes(journal).all()
         ]
         return ledger(
             self._events,

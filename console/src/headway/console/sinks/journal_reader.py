@@ -142,7 +142,7 @@ class HistoryReader:
     # ---- recoveries ---------------------------------------------------------------------------
     def _feed(self, after: int, until: int) -> None:
         for one in self._run.records.events(after, until):
-            self._episodes.feed(one.name, one.monotonic_s, one.unix_s, one.fields)
+            self._episodes.feed(one)
             self.position.events_row = max(self.position.events_row, one.id)
 
     def _recoveries(self) -> Iterator[Item]:

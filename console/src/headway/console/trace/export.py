@@ -17,7 +17,6 @@ import polars as pl
 from headway.common.errors import InputError
 from headway.common.plan.schedule.actions import Kind
 from headway.console.analysis.clocks import Clocks
-from headway.console.analysis.episodes import load_journal
 from headway.console.analysis.events import load_events
 from headway.console.folder.records import RunRecords
 from headway.console.trace.slices import Slice, clock_slices, journal_slices, rank_slices
@@ -55,7 +54,7 @@ def write_trace(
             remedy="see `headway status`",
         )
     whole = steps == (0, None)
-    slices = [*rank_slices(chosen), *(journal_slices(load_journal(run)) if whole else ())]
+    slices = [*rank_slices(chosen), *(journal_slices(run.records.events()) if whole else ())]
     begin_ns = min(one.start_ns for one in slices)
     slices += clock_slices(Clocks(run).uncertainty_ns(), begin_ns)
     try:

@@ -7,13 +7,13 @@ decisions are instants.
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 import polars as pl
 from headway.common.plan.schedule.actions import COMPUTE, Kind
+from headway.controller.client import JournalEvent
 
 GROUPS = ("steps", "compute", "sends", "receives", "collectives", "data", "state", "other")
 PREFIXES = {"SEND": "sends", "RECV": "receives", "STEP": "steps", "DATA": "data"}
@@ -59,17 +59,17 @@ def rank_slices(events: pl.DataFrame) -> Iterator[Slice]:
         yield Slice(track, _name(row), row["start_ns"], end_ns, _args(row))
 
 
-def journal_slices(journal: pl.DataFrame) -> Iterator[Slice]:
+def journal_slices(journal: Iterable[JournalEvent]) -> Iterator[Slice]:
     """The driver's process: an instant per event, a slice per recovery (from fence to stepping)."""
     events, spans = Track(DRIVER, "driver", 0, "events"), Track(DRIVER, "driver", 1, "recoveries")
     fence_ns, reason = None, ""
-    for row in journal.iter_rows(named=True):
-        at_ns, fields = int(row["monotonic_s"] * 1e9), json.loads(row["fields"])
-        yield Slice(events, row["name"], at_ns, None, fields)
-        if row["name"] == "fence" and fence_ns is None:
-            fence_ns, reason = at_ns, str(fields.get("reason", ""))
-        elif row["name"] == "stepping" and fence_ns is not None:
-            yield Slice(spans, f"recovery: {reason}", fence_ns, at_ns, fields)
+    for event in journal:
+        at_ns = int(event.monotonic_s * 1e9)
+        yield Slice(events, event.name, at_ns, None, event.fields)
+        if event.name == "fence" and fence_ns is None:
+            fence_ns, reason = at_ns, str(event.fields.get("reason", ""))
+        elif event.name == "stepping" and fence_ns is not None:
+            yield Slice(spans, f"recovery: {reason}", fence_ns, at_ns, event.fields)
             fence_ns = None
 
 

@@ -107,7 +107,7 @@ class PictureReader:
     def _read_events(self) -> None:
         for one in self._run.records.events(self._after_event):
             self._after_event, self._offset_s = one.id, one.unix_s - one.monotonic_s
-            self._episodes.feed(one.name, one.monotonic_s, one.unix_s, one.fields)
+            self._episodes.feed(one)
         new = self._episodes.done[self._num_done :]
         self._num_done += len(new)
         self._bands.extend(self._band(recovery) for recovery in new[-MAX_BANDS:])
