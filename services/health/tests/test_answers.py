@@ -14,7 +14,7 @@ from headway.health.client import verdicts_of
 from headway.health.config import HealthConfig
 from headway.health.journal import read_verdicts
 from headway.health.reporter import REPEAT_S, Unanswered
-from headway.health.responses import RESTART_RANKS, response
+from headway.health.responses import response
 from headway.health.state import MonitorState
 from headway.testkit.beats import RUN_ID, SimulatedNode, beat_times, lockstep, stall_others
 from headway.testkit.health_bench import Bench, health_bench
@@ -130,7 +130,7 @@ def test_a_hang_that_nobody_explains_never_becomes_the_fault_of_a_rank() -> None
     given = play(MonitorState(CONFIG, RUN_ID), nodes, 300.0, answer=response)
     assert len(given) > 3, "it is repeated as long as the answer does not help"
     assert {(one.id, one.kind, one.rank, response(one)) for one in given} == {
-        (given[0].id, "unexplained_hang", -1, RESTART_RANKS)
+        (given[0].id, "unexplained_hang", -1, "restart_ranks")
     }
 
 

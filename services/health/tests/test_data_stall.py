@@ -13,7 +13,7 @@ from headway.common.node.ring import RingReader, RingWriter
 from headway.common.node.testing import identity, read_line, send_line
 from headway.common.wire.messages.health import Verdict, VerdictTaken
 from headway.health.config import HealthConfig
-from headway.health.responses import RESTART_SERVICE, response
+from headway.health.responses import response
 from headway.health.sources.feeds import FeedSource
 from headway.health.state import MonitorState
 from headway.testkit.beats import RUN_ID, SimulatedNode, beat_times, lockstep
@@ -57,7 +57,7 @@ def test_a_stalled_data_daemon_is_named_and_no_rank_is(waiting: set[int]) -> Non
     for one in given:
         name = f"dataloader of node {one.node}"
         assert name in one.remedy and name in [row.value for row in one.evidence]
-        assert response(one) == RESTART_SERVICE
+        assert response(one) == "restart_service"
 
 
 def test_without_a_known_ring_the_wait_counts_just_the_same() -> None:

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 import pytest
 from headway.common.wire.messages.health import Verdict, VerdictTaken
 from headway.health.config import HealthConfig
-from headway.health.responses import RESTART_RANKS, response
+from headway.health.responses import response
 from headway.health.state import MonitorState
 from headway.testkit.beats import RUN_ID, SimulatedNode, Timeline, beat_times, lockstep
 
@@ -84,7 +84,7 @@ def test_hosts_that_only_launch_work_prove_nothing() -> None:
     nodes[1].signals[2] = {"waits": "device"}
     given = [one for _, one in play(MonitorState(CONFIG, RUN_ID), nodes, 120.0)]
     assert [(one.kind, one.rank, response(one)) for one in given] == [
-        ("unexplained_hang", -1, RESTART_RANKS)
+        ("unexplained_hang", -1, "restart_ranks")
     ]
 
 

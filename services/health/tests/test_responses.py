@@ -6,9 +6,10 @@ from pathlib import Path
 
 import pytest
 from headway.common.wire.messages.health import Verdict
-from headway.health.client import RESPONSES, reason, response
+from headway.health.client import reason, response
 from headway.health.log_rules import LOG_RULES, LogRule
 from headway.health.policy import DATA_ADVICE, PROCESS_ADVICE, SLOW_ADVICE
+from headway.health.responses import RESPONSES
 
 README = Path(__file__).parents[1] / "README.md"
 
@@ -75,12 +76,12 @@ def test_no_line_of_a_log_ends_a_rank_or_a_node(rule: LogRule) -> None:
 
 def test_the_readme_shows_the_table() -> None:
     lines = README.read_text().splitlines()
-    start = lines.index("| kind | action | from | the driver's response | because |")
+    start = lines.index("| kind | action | from | because |")
     shown = []
     for line in lines[start + 2 :]:
         if not line.startswith("|"):
             break
         shown.append(tuple(cell.strip().strip("`") for cell in line.strip("|").split("|")))
     assert shown == [
-        (row.kind, row.action, f"{row.min_confidence:.1f}", row.does, row.why) for row in RESPONSES
+        (row.kind, row.action, f"{row.min_confidence:.1f}", row.why) for row in RESPONSES
     ]

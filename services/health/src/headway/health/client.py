@@ -9,13 +9,12 @@ from headway.health.announce import read_address
 from headway.health.checks.base import CheckSettings
 from headway.health.flight_windows import FlightWindows
 from headway.health.journal import close_open, newest_revisions, read_verdicts
-from headway.health.responses import OBSERVE, RESPONSES, STOP_RUN, reason, response
+from headway.health.responses import OBSERVE, STOP_RUN, reason, response
 from headway.health.runner import CheckResult, run_suite
 from headway.health.sources.train_log import CURSOR_FILE, mark_read
 
 __all__ = [
     "OBSERVE",
-    "RESPONSES",
     "STOP_RUN",
     "CheckResult",
     "CheckSettings",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 from headway.common.errors import ConfigError
 
@@ -102,34 +102,15 @@ class HealthConfig:
     """Time limit of one check of the quick suite; then it is ended and counts as failed."""
 
     def __post_init__(self) -> None:
-        for name in (
-            "beat_interval_s",
-            "silence_floor_s",
-            "silence_factor",
-            "suspended_limit_s",
-            "first_floor_s",
-            "step_factor",
-            "step_floor_s",
-            "data_floor_s",
-            "data_start_s",
-            "again_s",
-            "node_silence_s",
-            "fabric_silence_s",
-            "slow_floor_s",
-            "log_quiet_s",
-            "hit_repeat_s",
-            "pss_interval_s",
-            "check_deadline_s",
-        ):
-            if not getattr(self, name) > 0:
+        for one in fields(self):
+            value = getattr(self, one.name)
+            if isinstance(one.default, int) and value < 1:
                 raise ConfigError(
-                    f"{name} = {getattr(self, name)} is not above 0", remedy="give seconds above 0"
+                    f"{one.name} = {value} is below 1", remedy="give a count of 1 or more"
                 )
-        counts = ("median_window_steps", "first_steps", "confirm_beats", "slow_steps")
-        for name in (*counts, "log_bytes_per_beat"):
-            if getattr(self, name) < 1:
+            if not value > 0:
                 raise ConfigError(
-                    f"{name} = {getattr(self, name)} is below 1", remedy="give a count of 1 or more"
+                    f"{one.name} = {value} is not above 0", remedy="give a number above 0"
                 )
         if self.slow_factor <= 1:
             raise ConfigError(

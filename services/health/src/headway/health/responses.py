@@ -7,55 +7,48 @@ otherwise the verdict is only observed, which is an answer too.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Final
 
 from headway.common.wire.messages.health import Verdict, VerdictAction, VerdictKind
 
-REPLACE_WORKER = "replace_worker"
-KILL_WORKER = "kill_worker"
-RESTART_RANKS = "restart_ranks"
-RESTART_SERVICE = "restart_service"
-REPLACE_NODE = "replace_node"
-STOP_RUN = "stop_run"
-OBSERVE = "observe"
+OBSERVE: Final = "observe"
+STOP_RUN: Final = "stop_run"
 
 
 @dataclass(frozen=True, slots=True)
 class Response:
-    """One row: what is done about a kind of problem if the monitor advises an action."""
+    """One row: an action that is taken about a kind of problem if the monitor advises it."""
 
     kind: VerdictKind
     action: VerdictAction
-    does: str
     min_confidence: float
     """Below it the verdict is only observed."""
     why: str
 
 
 RESPONSES: tuple[Response, ...] = (
-    Response("crash", "replace_worker", REPLACE_WORKER, 0.9, "the process is gone"),
-    Response("stopped", "kill_worker", KILL_WORKER, 0.9, "it cannot leave on its own"),
-    Response("silence", "kill_worker", KILL_WORKER, 0.8, "it alone waits for nobody"),
-    Response("unexplained_hang", "restart_ranks", RESTART_RANKS, 0.5, "nobody is to blame"),
-    Response("data_stall", "restart_service", RESTART_SERVICE, 0.8, "the ranks only wait for it"),
-    Response("node_silent", "replace_node", REPLACE_NODE, 0.8, "always given with 0.7"),
-    Response("fabric_cut", "replace_node", REPLACE_NODE, 0.8, "ranks there reach nobody"),
-    Response("fabric_split", "observe", OBSERVE, 0.0, "no single node is to blame"),
-    Response("slow_rank", "observe", OBSERVE, 0.0, "the run trains on, as slowly as this rank"),
-    Response("user_error", "stop_run", STOP_RUN, 0.8, "where the process has ended with it"),
-    Response("gpu_fault", "observe", OBSERVE, 0.0, "a line; a rank that fails by it reports it"),
-    Response("network_fault", "observe", OBSERVE, 0.0, "a hang that follows has its own verdict"),
-    Response("pcie_error", "observe", OBSERVE, 0.0, "mostly corrected by the hardware"),
-    Response(
-        "out_of_memory", "observe", OBSERVE, 0.0, "a line; a rank that fails by it reports it"
-    ),
-    Response("disk_full", "observe", OBSERVE, 0.0, "a full disk does not end a process"),
-    Response("disk_fault", "observe", OBSERVE, 0.0, "a shared mount fails on every node"),
-    Response("memory_error", "observe", OBSERVE, 0.0, "mostly corrected by the hardware"),
-    Response("kernel_stall", "observe", OBSERVE, 0.0, "a hang that follows has its own verdict"),
-    Response("crash_report", "observe", OBSERVE, 0.0, "a dead process is a crash"),
-    Response("collective_timeout", "observe", OBSERVE, 0.0, "the rank that logs it is a victim"),
-    Response("peer_lost", "observe", OBSERVE, 0.0, "the rank that logs it is a victim"),
-    Response("nan_loss", "observe", OBSERVE, 0.0, "the ranks count skipped steps themselves"),
+    Response("crash", "replace_worker", 0.9, "the process is gone"),
+    Response("stopped", "kill_worker", 0.9, "it cannot leave on its own"),
+    Response("silence", "kill_worker", 0.8, "it alone waits for nobody"),
+    Response("unexplained_hang", "restart_ranks", 0.5, "nobody is to blame"),
+    Response("data_stall", "restart_service", 0.8, "the ranks only wait for it"),
+    Response("node_silent", "replace_node", 0.8, "always given with 0.7"),
+    Response("fabric_cut", "replace_node", 0.8, "ranks there reach nobody"),
+    Response("fabric_split", "observe", 0.0, "no single node is to blame"),
+    Response("slow_rank", "observe", 0.0, "the run trains on, as slowly as this rank"),
+    Response("user_error", "stop_run", 0.8, "where the process has ended with it"),
+    Response("gpu_fault", "observe", 0.0, "a line; a rank that fails by it reports it"),
+    Response("network_fault", "observe", 0.0, "a hang that follows has its own verdict"),
+    Response("pcie_error", "observe", 0.0, "mostly corrected by the hardware"),
+    Response("out_of_memory", "observe", 0.0, "a line; a rank that fails by it reports it"),
+    Response("disk_full", "observe", 0.0, "a full disk does not end a process"),
+    Response("disk_fault", "observe", 0.0, "a shared mount fails on every node"),
+    Response("memory_error", "observe", 0.0, "mostly corrected by the hardware"),
+    Response("kernel_stall", "observe", 0.0, "a hang that follows has its own verdict"),
+    Response("crash_report", "observe", 0.0, "a dead process is a crash"),
+    Response("collective_timeout", "observe", 0.0, "the rank that logs it is a victim"),
+    Response("peer_lost", "observe", 0.0, "the rank that logs it is a victim"),
+    Response("nan_loss", "observe", 0.0, "the ranks count skipped steps themselves"),
 )
 """Every kind and action that the monitor issues (compared by a test). A log line alone never ends a
 worker, a node or a run: the processes show whether they live. A missing module ends a run that has
@@ -64,7 +57,7 @@ not begun, if the driver knows from the executor that the process of that log ha
 _ROWS = {(row.kind, row.action): row for row in RESPONSES}
 
 
-def response(verdict: Verdict) -> str:
+def response(verdict: Verdict) -> VerdictAction:
     """What to do about an open verdict.
 
     It is the action in the verdict's row, and ``observe`` if the verdict is not certain enough.
@@ -72,7 +65,7 @@ def response(verdict: Verdict) -> str:
     row = _ROWS.get((verdict.kind, verdict.action))
     if row is None or verdict.confidence < row.min_confidence:
         return OBSERVE
-    return row.does
+    return row.action
 
 
 def reason(verdict: Verdict) -> str:
@@ -81,6 +74,6 @@ def reason(verdict: Verdict) -> str:
     if row is None:
         return f"there is no rule for {verdict.kind} with {verdict.action!r}"
     if verdict.confidence < row.min_confidence:
-        least = f"{row.min_confidence:.2f}, from which on the response is {row.does}"
+        least = f"{row.min_confidence:.2f}, from which on the response is {row.action}"
         return f"its confidence {verdict.confidence:.2f} is below {least}"
     return row.why
