@@ -22,7 +22,6 @@ from headway.health.announce import (
     keep_announced,
     read_address,
 )
-from headway.health.keys import key_of
 from headway.testkit.health_bench import NODE, RUN_ID, Bench, health_bench
 
 
@@ -40,7 +39,7 @@ def test_the_driver_hears_each_second_where_the_monitor_listens(bench: Bench) ->
     address = read_address(bench.root / "monitor.json")
     assert address == Address(beat.endpoint, beat.server_key)
     assert (beat.run_id, beat.node, beat.pid) == (RUN_ID, NODE, monitor.pid)
-    assert beat.server_key == key_of(bench.keys, "monitor").public.decode()
+    assert beat.server_key == bench.key_of("monitor").public.decode()
     bench.monitors.clear()
     bench.driver()
     bench.wait(lambda: bool(bench.monitors), "a beat at the next driver")
@@ -142,15 +141,13 @@ def test_without_an_agents_key_nobody_can_have_a_rank_killed(bench: Bench) -> No
             Client(address.endpoint),
             Client(address.endpoint, server_key=server_key),
             Client(address.endpoint, server_key=server_key, keys=KeyPair.generate()),
-            Client(address.endpoint, server_key=server_key, keys=key_of(bench.keys, "monitor")),
+            Client(address.endpoint, server_key=server_key, keys=bench.key_of("monitor")),
         ]
         for stranger in strangers:
             stranger.notify(forged(child.pid))
         bench.wait_for_beats(30)  # three seconds of the agent's own beats
         assert bench.verdicts == [] and bench.describe()["num_ranks"] == 1
-        with Client(
-            address.endpoint, server_key=server_key, keys=key_of(bench.keys, "agent")
-        ) as one:
+        with Client(address.endpoint, server_key=server_key, keys=bench.key_of("agent")) as one:
             one.notify(forged(child.pid))
             bench.wait(lambda: bool(bench.verdicts), "the verdict that the key brings about")
         assert [(kind, rank) for kind, rank, _ in bench.kinds()][:1] == [("crash", 0)]
@@ -164,4 +161,4 @@ def test_both_daemons_make_the_keys_that_are_missing_and_keep_them_secret(bench:
     bench.wait(lambda: bench.describe()["num_nodes"] == 1, "a beat of the agent")
     for role in ("monitor", "agent"):
         assert stat.S_IMODE((bench.keys / f"{role}.key").stat().st_mode) == 0o600
-    assert key_of(bench.keys, "monitor") != key_of(bench.keys, "agent")
+    assert bench.key_of("monitor") != bench.key_of("agent")

@@ -202,11 +202,7 @@ class ClusterFolder:
 
     def key_of(self, role: str) -> KeyPair:
         """Return the key pair of one of ``ROLES``, made now where a joined machine lacks it."""
-        path = self.path / "keys" / f"{role}.key"
-        if not path.exists():
-            with contextlib.suppress(InputError):  # another process was faster
-                KeyPair.generate().save(path)
-        return KeyPair.load(path)
+        return KeyPair.load_or_make(self.path / "keys" / f"{role}.key")
 
     def public_of(self, *roles: str) -> set[bytes]:
         """The public keys that a server for these roles admits.

@@ -21,7 +21,6 @@ from headway.common.wire.messages.health import Verdict, VerdictTaken
 from headway.common.wire.messages.service import Describe, Description, ServiceBeat
 from headway.common.wire.server import Server
 from headway.health.announce import read_address
-from headway.health.keys import key_of
 
 RUN_ID = "0badcafe"
 NODE = 4
@@ -92,6 +91,10 @@ class Bench:
         """Folder with the keys of the daemons."""
         return self.root / "keys"
 
+    def key_of(self, role: str) -> KeyPair:
+        """The pair of ``monitor`` or ``agent``."""
+        return KeyPair.load_or_make(self.keys / f"{role}.key")
+
     def start(self, *arguments: str | Path, program: str = "") -> subprocess.Popen[bytes]:
         """A daemon; ``program`` is Python to run instead of ``python -m headway.health``."""
         what = ["-c", program] if program else ["-m", "headway.health"]
@@ -149,7 +152,7 @@ class Bench:
     def driver(self) -> Server:
         """A new driver, which answers each verdict by ``answer`` and admits only the monitor."""
         keys = KeyPair.generate()
-        allowed = {key_of(self.keys, "monitor").public}
+        allowed = {self.key_of("monitor").public}
 
         def on_verdict(verdict: Verdict, peer: bytes) -> None:
             self.verdicts.append(verdict)
@@ -205,7 +208,7 @@ class Bench:
         """The monitor's description of itself."""
         address = read_address(self.root / "monitor.json")
         assert address is not None
-        key, server_key = key_of(self.keys, "agent"), address.server_key.encode()
+        key, server_key = self.key_of("agent"), address.server_key.encode()
         with Client(address.endpoint, keys=key, server_key=server_key) as client:
             return dict(client.call(Describe(), Description, timeout_s=20.0).state)
 

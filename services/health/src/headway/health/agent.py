@@ -18,6 +18,7 @@ from pathlib import Path
 
 from headway.common.log import setup
 from headway.common.node.process import ProcessId
+from headway.common.wire.keys import KeyPair
 from headway.common.wire.messages.health import AgentBeat, LogHit, WorkerSignals
 from headway.common.wire.server import Server
 from headway.common.wire.service import Beat, Service
@@ -26,7 +27,6 @@ from headway.health.config import HealthConfig
 from headway.health.detectors.silence import RankView
 from headway.health.exporter import BeatCollector
 from headway.health.flight_windows import FlightWindows, WindowThread
-from headway.health.keys import key_of
 from headway.health.sources.connections import ConnectionSource, Peers
 from headway.health.sources.host import FreeSpace, read_host
 from headway.health.sources.log_thread import LogThread
@@ -156,7 +156,8 @@ def run_agent(options: AgentOptions, config: HealthConfig) -> int:
         InputError: the endpoint or the metrics port is in use, or the key cannot be used.
     """
     setup("agent", run_id=options.run_id, node=options.node)
-    monitor = FollowedPeer(options.node_file, MAX_WAITING_BEATS, key_of(options.keys, "agent"))
+    keys = KeyPair.load_or_make(options.keys / "agent.key")
+    monitor = FollowedPeer(options.node_file, MAX_WAITING_BEATS, keys)
     watch = NodeWatch(options, config)
     num_beats = 0
 

@@ -23,7 +23,6 @@ from headway.common.wire.server import Server
 from headway.common.wire.service import Beat, Service
 from headway.health.announce import Address, announce, keep_announced
 from headway.health.config import HealthConfig
-from headway.health.keys import key_of
 from headway.health.reporter import Reporter
 from headway.health.state import MonitorState
 
@@ -58,7 +57,8 @@ def run_monitor(options: MonitorOptions, config: HealthConfig) -> int:
         InputError: the address is in use, or run folder or keys cannot be used.
     """
     setup("monitor", run_id=options.run_id, node=options.node)
-    keys, own_agent = key_of(options.keys, "monitor"), key_of(options.keys, "agent").public
+    keys = KeyPair.load_or_make(options.keys / "monitor.key")
+    own_agent = KeyPair.load_or_make(options.keys / "agent.key").public
     others = KeyFile(options.keys / "agents.allowed")  # of other machines; the driver writes it
 
     def admits(key: bytes) -> bool:

@@ -71,6 +71,14 @@ class KeyPair:
             ) from error
 
     @classmethod
+    def load_or_make(cls, path: Path) -> KeyPair:
+        """The pair in the file, which is made where it is absent. Raises as ``save``, ``load``."""
+        if not path.exists():
+            with contextlib.suppress(InputError):  # another process was faster
+                cls.generate().save(path)
+        return cls.load(path)
+
+    @classmethod
     def load(cls, path: Path) -> KeyPair:
         """Read what ``save`` wrote.
 

@@ -80,11 +80,7 @@ class NodeFolder:
         Raises:
             InputError: the folder cannot be written.
         """
-        path = self.path / "node.key"
-        if not path.exists():
-            with contextlib.suppress(InputError):  # another process was faster
-                KeyPair.generate().save(path)
-        return KeyPair.load(path)
+        return KeyPair.load_or_make(self.path / "node.key")
 
     def found_key(self) -> KeyPair | None:
         """The same; None before it is made, and after the node was ended.
