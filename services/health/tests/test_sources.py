@@ -338,7 +338,7 @@ def test_a_new_process_of_a_rank_shows_its_own_open_action(
     with python_child(code, tmp_path / "flight-2.bin") as child:
         assert read_line(child) == "up"
         [fresh] = source.read()
-        assert (fresh.process.pid, fresh.open_kind) == (child.pid, "") and fresh.age_s < 1
+        assert (fresh.pid, fresh.open_kind) == (child.pid, "") and fresh.age_s < 1
         send_line(child, "")
         assert read_line(child) == "joining"
         assert [(one.open_kind, one.phase) for one in source.read()] == [("JOIN", "join")]

@@ -11,7 +11,7 @@ from pathlib import Path
 import msgspec
 from headway.common.errors import InputError
 from headway.common.wire.messages.health import Evidence, Verdict
-from headway.health.detectors.episodes import revise
+from headway.health.detectors.episodes import closing
 
 _FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
 
@@ -99,13 +99,6 @@ def close_open(path: Path, why: Evidence) -> int:
         file = VerdictFile(path)
         with contextlib.closing(file):
             for verdict in left:
-                file.append(
-                    revise(
-                        verdict,
-                        revision=verdict.revision + 1,
-                        is_open=False,
-                        evidence=(*verdict.evidence, why),
-                        unix_s=time.time(),
-                    )
-                )
+                last = closing(verdict, why)
+                file.append(msgspec.structs.replace(last, unix_s=time.time()))  # type: ignore[type-var]
     return len(left)

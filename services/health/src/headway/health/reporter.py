@@ -7,13 +7,13 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import structlog
 import zmq
 from headway.common.wire.keys import KeyPair
 from headway.common.wire.messages.driver import MonitorBeat
 from headway.common.wire.messages.health import Verdict, VerdictTaken
 from headway.health.announce import FollowedPeer
-from headway.health.detectors.episodes import revise
 from headway.health.journal import VerdictFile, read_verdicts
 
 MAX_WAITING = 256
@@ -110,7 +110,7 @@ class Reporter:
         A full disk then does not delay a recovery.
         """
         for verdict in verdicts:
-            stamped = revise(verdict, unix_s=time.time())
+            stamped = msgspec.structs.replace(verdict, unix_s=time.time())  # type: ignore[type-var]
             if self._unanswered.note(stamped, now_s):
                 self._driver.notify(stamped)
             try:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any, cast
+from typing import Any
 
 import msgspec
 from headway.common.wire.messages.health import Evidence, Verdict, VerdictKind
@@ -129,14 +129,13 @@ class Episodes:
     def close(self, key: Key, why: Evidence) -> list[Verdict]:
         """Close an episode, if it is open, with the reason as its last evidence."""
         known = self._pop(key)
-        if known is None:
-            return []
-        rows = (*known.evidence, why)
-        return [revise(known, revision=known.revision + 1, is_open=False, evidence=rows)]
+        return [] if known is None else [closing(known, why)]
 
     def _revise(self, key: Key, **changes: Any) -> list[Verdict]:
         known = self._open[key]
-        self._open[key] = revise(known, revision=known.revision + 1, **changes)
+        self._open[key] = msgspec.structs.replace(  # type: ignore[type-var]
+            known, revision=known.revision + 1, **changes
+        )
         return [self._open[key]]
 
     def _put(self, key: Key, verdict: Verdict) -> None:
@@ -152,10 +151,12 @@ class Episodes:
         return verdict
 
 
-def revise(verdict: Verdict, **changes: Any) -> Verdict:
-    """A copy with some fields changed."""
-    # For type checkers a message is not a msgspec struct (see ``wire.message``).
-    return cast("Verdict", msgspec.structs.replace(cast("Any", verdict), **changes))
+def closing(verdict: Verdict, why: Evidence) -> Verdict:
+    """The last revision of an episode, with the reason as its last evidence."""
+    rows = (*verdict.evidence, why)
+    return msgspec.structs.replace(  # type: ignore[type-var]
+        verdict, revision=verdict.revision + 1, is_open=False, evidence=rows
+    )
 
 
 def _stem_of(key: Key) -> str:

@@ -21,9 +21,8 @@ from headway.common.node.flight import (
     FlightReader,
     device_times,
 )
-from headway.common.node.process import ProcessId
 from headway.common.plan.schedule.actions import COMPUTE, Kind
-from headway.common.wire.messages.health import RankPhase, Waits
+from headway.common.wire.messages.health import RankPhase, Waits, WorkerSignals
 
 PHASES: dict[Kind, RankPhase] = {
     Kind.JOIN: "join",
@@ -38,35 +37,6 @@ COMPUTE_STEPS = 7
 that became slow shows after four."""
 INSTANT_NS = 1_000_000
 """A shorter step record was written at the step's end only."""
-
-
-@dataclass(frozen=True, slots=True)
-class Progress:
-    """One rank's ring at one reading."""
-
-    rank: int
-    process: ProcessId
-    generation: int
-    head: int
-    step: int
-    step_s: float
-    num_steps: int
-    """Steps finished in this generation."""
-    median_step_s: float
-    """Median over the last of these steps, 0.0 without any."""
-    age_s: float
-    open_kind: str
-    open_micro_batch: int
-    phase: RankPhase
-    compute_s: float = 0.0
-    """Median time of the forward and backward passes of one step, over the last ``COMPUTE_STEPS``
-    of this generation; 0.0 without any."""
-    alive_age_s: float = -1.0
-    """Time since the process last showed that it runs, -1 while it shows nothing."""
-    waits: Waits = ""
-    """What the process waits for, as ``WorkerSignals.waits``."""
-    step_age_s: float = -1.0
-    """How long the step under way has lasted, -1 outside of one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,25 +86,23 @@ class FlightSource:
         self._folder, self._window_steps, self._clock_ns = folder, window_steps, clock_ns
         self._followers: dict[Path, _Follower] = {}
 
-    def read(self) -> list[Progress]:
-        """Read every ring once, and return the progress by rank.
+    def read(self) -> list[WorkerSignals]:
+        """Read every ring once, and return what it shows of its rank, by rank.
 
-        A ring that cannot be opened is left out until it can.
+        What the kernel knows of the process is left out, and so is a ring until it can be opened.
         """
         paths = sorted(self._folder.glob("flight-*.bin"))
         for path in set(self._followers) - set(paths):
             self._followers.pop(path).reader.close()
         found = [self._read_one(path) for path in paths]
-        return sorted(
-            (progress for progress in found if progress is not None), key=lambda one: one.rank
-        )
+        return sorted((one for one in found if one is not None), key=lambda one: one.rank)
 
     def close(self) -> None:
         for follower in self._followers.values():
             follower.reader.close()
         self._followers.clear()
 
-    def _read_one(self, path: Path) -> Progress | None:
+    def _read_one(self, path: Path) -> WorkerSignals | None:
         try:
             follower = self._follower(path)
         except (OSError, HeadwayError):
@@ -155,9 +123,11 @@ class FlightSource:
         if alive != follower.alive:
             follower.alive, follower.alive_ns = alive, now_ns
         newest = follower.open[max(follower.open)] if follower.open else None
-        return Progress(
+        return WorkerSignals(
             rank=header.rank,
-            process=header.process,
+            pid=header.process.pid,
+            start_ticks=header.process.start_ticks,
+            state="",
             generation=header.generation,
             head=header.head,
             step=follower.step,

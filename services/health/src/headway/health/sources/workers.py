@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
+import msgspec
 from headway.common.errors import HeadwayError
 from headway.common.node.exit_record import ExitRecord, Words
 from headway.common.node.process import DEAD, ProcessId
 from headway.common.wire.messages.health import WorkerSignals
 from headway.health.config import HealthConfig
 from headway.health.sources.feeds import Feed, FeedSource
-from headway.health.sources.flight import FlightSource, Progress
+from headway.health.sources.flight import FlightSource
 from headway.health.sources.proc import ProcessSignals, PssReader, read_process
 
 _ENDED = DEAD | {"gone"}
@@ -39,37 +40,23 @@ class WorkerSource:
         """One reading of every rank."""
         found = self._flight.read()
         feeds = self._feeds.read()
-        processes = {progress.process for progress in found}
+        processes = {ProcessId(ring.pid, ring.start_ticks) for ring in found}
         self._cpu = {process: row for process, row in self._cpu.items() if process in processes}
         self._pss.follow(processes)
-        return tuple(
-            self._worker(progress, feeds.get(progress.process, _NO_FEED)) for progress in found
-        )
+        return tuple(self._worker(ring, feeds) for ring in found)
 
     def close(self) -> None:
         self._flight.close()
         self._feeds.close()
         self._pss.close()
 
-    def _worker(self, progress: Progress, feed: Feed) -> WorkerSignals:
-        process = progress.process
-        signals = read_process(process.pid, process.start_ticks)
+    def _worker(self, ring: WorkerSignals, feeds: Mapping[ProcessId, Feed]) -> WorkerSignals:
+        process = ProcessId(ring.pid, ring.start_ticks)
+        signals, feed = read_process(process.pid, process.start_ticks), feeds.get(process, _NO_FEED)
         words = self._last_words(process) if signals.state in _ENDED else None
-        return WorkerSignals(
-            rank=progress.rank,
-            pid=process.pid,
-            start_ticks=process.start_ticks,
+        return msgspec.structs.replace(  # type: ignore[type-var]
+            ring,
             state="done" if words is not None and words.code == 0 else signals.state,
-            generation=progress.generation,
-            head=progress.head,
-            step=progress.step,
-            step_s=progress.step_s,
-            num_steps=progress.num_steps,
-            median_step_s=progress.median_step_s,
-            age_s=progress.age_s,
-            open_kind=progress.open_kind,
-            open_micro_batch=progress.open_micro_batch,
-            phase=progress.phase,
             rss_bytes=signals.rss_bytes,
             pss_bytes=self._pss.newest(process),
             num_threads=signals.num_threads,
@@ -80,10 +67,6 @@ class WorkerSource:
             data_wait=feed.wait,
             data_age_s=feed.age_s,
             data_pid=feed.writer_pid,
-            alive_age_s=progress.alive_age_s,
-            waits=progress.waits,
-            step_age_s=progress.step_age_s,
-            compute_s=progress.compute_s,
         )
 
     def _cpu_fraction(self, process: ProcessId, signals: ProcessSignals) -> float:
