@@ -250,10 +250,11 @@ def test_all_nodes_of_an_allocation_ask_for_the_same_stop(tmp_path: Path, driver
 
 SENT = """
 import os, sys
-from headway.launch.machine import foreground as stay
-with stay._signals() as source:
+from headway.launch.init.signals import on_socket, received
+from headway.launch.machine.foreground import SIGNALS
+with on_socket(*SIGNALS) as source:
     os.kill(os.getpid(), int(sys.argv[1]))
-    print(*source.recv(64))
+    print(*received(source))
 """
 
 

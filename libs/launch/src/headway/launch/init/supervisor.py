@@ -9,7 +9,6 @@ import select
 import signal
 import socket
 import time
-from collections.abc import Iterator
 
 from headway.common.decide import Event, Log
 from headway.common.errors import HeadwayError
@@ -30,6 +29,7 @@ from headway.launch.init.core import (
 )
 from headway.launch.init.executor import Executor, Place
 from headway.launch.init.log import say
+from headway.launch.init.signals import on_socket, received
 
 LOOK_S = 0.25
 _END_SIGNALS = (signal.SIGTERM, signal.SIGINT)
@@ -51,7 +51,7 @@ class Supervisor:
     def run(self) -> int:
         """Keep the node's executor until it ends as asked, or SIGTERM or SIGINT comes."""
         _become_subreaper()
-        with _signals() as source:
+        with on_socket(*_END_SIGNALS, signal.SIGHUP, signal.SIGCHLD) as source:
             self._poll.register(source, select.POLLIN)
             while self._code is None:
                 self._turn(source)
@@ -60,7 +60,7 @@ class Supervisor:
         return self._code
 
     def _turn(self, source: socket.socket) -> None:
-        for number in _received(source):
+        for number in received(source):
             if number in _END_SIGNALS:
                 self._handle(StopRequested(signal.Signals(number).name))
         # Beats come before the look: after a stall of both, the executor's report counts first.
@@ -147,28 +147,3 @@ def _become_subreaper() -> None:
     if libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) != 0:
         reason = os.strerror(ctypes.get_errno())
         say("warning", "orphans will not be reaped here", reason=reason)
-
-
-@contextlib.contextmanager
-def _signals() -> Iterator[socket.socket]:
-    """A socket on which signal numbers arrive. SIGHUP is ignored."""
-    source, sink = socket.socketpair()
-    source.setblocking(False)
-    sink.setblocking(False)
-    numbers = (*_END_SIGNALS, signal.SIGHUP, signal.SIGCHLD)
-    before = {number: signal.signal(number, lambda *_: None) for number in numbers}
-    wakeup = signal.set_wakeup_fd(sink.fileno(), warn_on_full_buffer=False)
-    try:
-        yield source
-    finally:
-        signal.set_wakeup_fd(wakeup)
-        for number, handler in before.items():
-            signal.signal(number, handler)
-        source.close()
-        sink.close()
-
-
-def _received(source: socket.socket) -> bytes:
-    with contextlib.suppress(BlockingIOError):
-        return source.recv(4096)
-    return b""

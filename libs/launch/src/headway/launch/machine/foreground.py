@@ -12,11 +12,10 @@ import os
 import secrets
 import select
 import signal
-import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Literal
 
@@ -28,6 +27,7 @@ from headway.common.wire.client import Client
 from headway.common.wire.messages.ckpt_store import Flush, StoreStatusReply
 from headway.common.wire.messages.driver import Accepted, Command
 from headway.launch.engine import TERM_S
+from headway.launch.init.signals import on_socket, received
 from headway.launch.join.bundle import Bundle
 from headway.launch.join.folder import NodeFolder
 from headway.launch.join.leaving import bundle_of, leave
@@ -86,14 +86,14 @@ class ForegroundNode:
 
     def run(self) -> int:
         """Start the node and stay until it has ended."""
-        with _signals() as source:
+        with on_socket(*SIGNALS) as source:
             self._start()
             self._bundle = bundle_of(self._folder.path)
             arrived = select.poll()
             arrived.register(source, select.POLLIN)
             while self._is_there():
                 if arrived.poll(LOOK_S * 1000):
-                    self._take(source.recv(64))
+                    self._take(received(source))
                 _reap()
                 if self._until is not None:
                     self._ask_when_due()
@@ -207,23 +207,6 @@ class ForegroundNode:
         except OSError as error:
             log.warning("the driver's lease cannot be read", reason=str(error))
             return None
-
-
-@contextlib.contextmanager
-def _signals() -> Iterator[socket.socket]:
-    """A socket on which the numbers of signals arrive."""
-    source, sink = socket.socketpair()
-    sink.setblocking(False)
-    before = {number: signal.signal(number, lambda *_: None) for number in SIGNALS}
-    wakeup = signal.set_wakeup_fd(sink.fileno(), warn_on_full_buffer=False)
-    try:
-        yield source
-    finally:
-        signal.set_wakeup_fd(wakeup)
-        for number, handler in before.items():
-            signal.signal(number, handler)
-        source.close()
-        sink.close()
 
 
 def _reap() -> None:
