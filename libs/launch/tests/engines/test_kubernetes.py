@@ -27,7 +27,7 @@ from headway.launch.join import tokens
 from headway.launch.join.bundle import Bundle
 from headway.launch.join.folder import NodeFolder
 from headway.launch.lease.choose import lease_of
-from headway.launch.lease.file import FileLease, Holder, Lease
+from headway.launch.lease.file import Holder, Lease
 from headway.launch.lease.kubernetes import FILE, ApiLease
 from headway.launch.machine import __main__ as joining
 from headway.testkit.kubernetes_api import KubernetesApi
@@ -329,15 +329,6 @@ def test_all_pods_leave_the_same_word_of_where_the_lease_is(
         texts.add((bundle.control / FILE).read_text())
     assert len(texts) == 1
     assert api.requests, "the lease was looked at there"
-
-
-def test_a_run_of_an_older_version_keeps_its_lease_in_its_folder(tmp_path: Path) -> None:
-    facts = facts_of(_config())
-    del facts["api"], facts["account"]
-    bundle = dataclasses.replace(_bundle(tmp_path), engine=facts)
-    of_bundle(bundle)
-    assert pod.stay(tmp_path, bundle, NodeFolder(tmp_path / "node"), lambda: 0) == pod.AGAIN
-    assert isinstance(lease_of(bundle.control), FileLease)
 
 
 def test_a_pod_ends_well_only_once_the_run_is_over(tmp_path: Path, api: KubernetesApi) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import stat
 from pathlib import Path
 from typing import Any
@@ -102,12 +101,6 @@ def test_a_machine_without_the_shared_folder_writes_nothing(tmp_path: Path, bund
     with pytest.raises(InputError, match=r"does not see .*/control; check that the shared"):
         take_part(NodeFolder(ticket.folder), ticket, 5.0)
     assert not (tmp_path / "shared").exists() and not Path(ticket.folder).exists()
-
-
-def test_a_bundle_of_a_version_that_prepared_no_corpus_is_read(bundle: Bundle) -> None:
-    old = json.loads(bundle.to_json()) | {"corpus": "/data", "fingerprint": "ab"}
-    found = Bundle.from_json(json.dumps(old), source="the file")
-    assert found == dataclasses.replace(bundle, corpus=Corpus("/data", "ab"))
 
 
 def test_damage_is_named(bundle: Bundle) -> None:

@@ -67,11 +67,8 @@ class Bundle:
             InputError: it is not what ``to_json`` makes.
         """
         try:
-            found = json.loads(text)
-            if isinstance(found.get("corpus"), str):  # of a run that an earlier version began
-                found["corpus"] = {"path": found["corpus"], "digest": found.pop("fingerprint")}
-            return from_dict(cls, found)
-        except (ConfigError, KeyError, ValueError, TypeError, AttributeError) as error:
+            return from_dict(cls, json.loads(text))
+        except (ConfigError, ValueError) as error:
             raise InputError(
                 f"{source} does not describe a run: {error}",
                 remedy="start the node again through the run's engine",

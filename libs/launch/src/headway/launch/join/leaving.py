@@ -61,11 +61,10 @@ def _keep_records(run: Path, kept: Path) -> bool:
 
 def _is_over(bundle: Bundle) -> bool:
     try:
-        holder = lease_of(bundle.control).look().holder
+        return lease_of(bundle.control).look().is_over
     except (HeadwayError, OSError) as error:
         log.warning("it is not known whether the run is over; the folder stays", error=str(error))
         return False
-    return holder is not None and holder.is_over
 
 
 def remove_secrets(folder: Path) -> None:

@@ -89,6 +89,11 @@ class LeaseView:
     holder: Holder | None = None
 
     @property
+    def is_over(self) -> bool:
+        """Whether the holder says that the run has ended."""
+        return self.holder is not None and self.holder.is_over
+
+    @property
     def is_starting(self) -> bool:
         """Whether a claimant has not published itself: it is starting, or died before it could."""
         return self.claimed > (self.holder.epoch if self.holder is not None else 0)

@@ -311,8 +311,7 @@ def is_led_or_over(control: Path) -> bool:
 
     May take ``NO_DRIVER_S``: by then one of the remaining nodes would have started a driver."""
     lease = lease_of(control)
-    holder = lease.look().holder
-    return holder is not None and (holder.is_over or is_led(lease, NO_DRIVER_S))
+    return lease.look().is_over or is_led(lease, NO_DRIVER_S)
 
 
 def end(folder: NodeFolder, ticket: Ticket, lock_s: float = END_LOCK_S) -> int:

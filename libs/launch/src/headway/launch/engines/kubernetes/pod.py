@@ -13,7 +13,6 @@ from headway.launch.join.bundle import Bundle
 from headway.launch.join.folder import NodeFolder
 from headway.launch.join.ticket import Ticket
 from headway.launch.lease.choose import lease_of
-from headway.launch.lease.file import Lease
 from headway.launch.lease.kubernetes import LeaseName
 
 INDEX = "JOB_COMPLETION_INDEX"
@@ -54,23 +53,17 @@ def stay(secret: Path, bundle: Bundle, folder: NodeFolder, until_end: Callable[[
         make_private_folder(shared)
     name_lease(bundle)
     lease = lease_of(bundle.control)
-    if _is_over(lease):
+    if lease.look().is_over:
         log.info("the run is over", run=bundle.name)
         return 0
     if (secret / CONSOLE_KEY).exists():
         _admit_console(secret / CONSOLE_KEY, folder.path / "runs" / bundle.name)
     code = until_end()
-    return code or (0 if _is_over(lease) else AGAIN)
+    return code or (0 if lease.look().is_over else AGAIN)
 
 
 def name_lease(bundle: Bundle) -> None:
-    """Record in the control folder that Kubernetes keeps the lease.
-
-    Runs rendered by earlier versions have no ServiceAccount; their lease stays a file in the
-    folder.
-    """
-    if "account" not in bundle.engine:
-        return
+    """Record in the control folder that Kubernetes keeps the lease."""
     account = str(bundle.engine["account"])
     try:
         namespace = (Path(account) / "namespace").read_text().strip()
@@ -80,11 +73,6 @@ def name_lease(bundle: Bundle) -> None:
             remedy="apply the manifests of the run again",
         ) from error
     LeaseName(bundle.engine["api"], namespace, bundle.name, account).save(bundle.control)
-
-
-def _is_over(lease: Lease) -> bool:
-    holder = lease.look().holder
-    return holder is not None and holder.is_over
 
 
 def _admit_console(key: Path, run: Path) -> None:

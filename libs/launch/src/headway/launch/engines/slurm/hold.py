@@ -44,12 +44,11 @@ def hold(lease: FileLease, no_driver_s: float, look_s: float, *, is_further: boo
         with contextlib.suppress(OSError):  # only this machine may have lost the file system
             view = lease.look()
             before = view.claimed if before is None else before
-            is_over = view.holder is not None and view.holder.is_over
             # a driver that was there before led the run until it was stopped; now it is resumed
-            if is_over and view.holder is not None and view.holder.epoch > before:
+            if view.is_over and view.holder is not None and view.holder.epoch > before:
                 time.sleep(OVER_S)
                 return
-            limit_s = min(no_driver_s, RESUME_S) if is_over else no_driver_s
+            limit_s = min(no_driver_s, RESUME_S) if view.is_over else no_driver_s
             if watch.see(view, time.monotonic()) >= limit_s:
                 return
         time.sleep(look_s)
