@@ -11,6 +11,7 @@ import pytest
 from headway.common.errors import ConfigError
 from headway.common.node.files import replace_file
 from headway.console.cli import main
+from headway.launch.engines.remote.config_file import read_config
 from headway.launch.engines.ssh.config import HostsConfig
 
 
@@ -65,14 +66,14 @@ def test_a_cluster_that_is_not_there(own_roots: Path, capsys: pytest.CaptureFixt
 def test_errors_in_the_file_of_hosts_name_it(own_roots: Path) -> None:
     file = own_roots / "my-hosts.toml"
     with pytest.raises(ConfigError, match=r"there is no file \S*/my-hosts.toml"):
-        HostsConfig.read(file)
+        read_config(HostsConfig, file)
     file.write_text('shared = "/s"\npyhton = "x"\n[[hosts]]\nname = "a"\n')
     with pytest.raises(ConfigError, match=r"my-hosts.toml: unknown .*'pyhton'") as caught:
-        HostsConfig.read(file)
+        read_config(HostsConfig, file)
     assert caught.value.remedy == "did you mean python?"
     file.write_text('shared = "/s"\nhosts = ["a"]\n')
     with pytest.raises(ConfigError) as caught:
-        HostsConfig.read(file)
+        read_config(HostsConfig, file)
     assert caught.value.remedy == "write it as [[hosts]] with keys below"
 
 

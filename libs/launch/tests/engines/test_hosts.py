@@ -12,6 +12,7 @@ from headway.common.errors import ConfigError, DeadlineError, HeadwayError, Inpu
 from headway.common.wire.addresses import Network
 from headway.launch.engine import NodeLost
 from headway.launch.engines.choose import facts_of, of_bundle
+from headway.launch.engines.remote.config_file import read_config
 from headway.launch.engines.remote.reach import UnreachableError
 from headway.launch.engines.ssh.config import SSH, Host, HostsConfig
 from headway.launch.engines.ssh.machines import HostMachines
@@ -30,7 +31,7 @@ def _config(reach: tuple[str, ...] = HERE, **more: object) -> HostsConfig:
 def test_a_file_with_names_only_uses_ssh(tmp_path: Path) -> None:
     file = tmp_path / "hosts.toml"
     file.write_text('shared = "/mnt/x"\n[[hosts]]\nname = "gpu-01"\n[[hosts]]\nname = "u@gpu-02"\n')
-    found = HostsConfig.read(file)
+    found = read_config(HostsConfig, file)
     assert [host.name for host in found.hosts] == ["gpu-01", "u@gpu-02"]
     assert found.reach == SSH and found.first(1).hosts == found.hosts[:1]
 
@@ -51,7 +52,7 @@ BAD = {
 def test_what_is_wrong_in_the_file_is_named(tmp_path: Path, text: str, expected: str) -> None:
     (tmp_path / "hosts.toml").write_text(text + "\n")
     with pytest.raises(ConfigError, match=expected) as error:
-        HostsConfig.read(tmp_path / "hosts.toml")
+        read_config(HostsConfig, tmp_path / "hosts.toml")
     assert error.value.remedy
 
 

@@ -10,6 +10,7 @@ from headway.common.errors import ConfigError, DeadlineError, HeadwayError
 from headway.common.wire.addresses import Network
 from headway.launch.engine import NodeLost
 from headway.launch.engines.choose import config_of, facts_of, of_bundle
+from headway.launch.engines.remote.config_file import read_config
 from headway.launch.engines.remote.reach import UnreachableError
 from headway.launch.engines.slurm import commands
 from headway.launch.engines.slurm.config import SlurmConfig, SlurmRun
@@ -40,14 +41,14 @@ BAD = {
 def test_what_is_wrong_in_the_file_is_named(tmp_path: Path, text: str, expected: str) -> None:
     (tmp_path / "slurm.toml").write_text(text + "\n")
     with pytest.raises(ConfigError, match=expected) as error:
-        SlurmConfig.read(tmp_path / "slurm.toml")
+        read_config(SlurmConfig, tmp_path / "slurm.toml")
     assert error.value.remedy
 
 
 def test_a_bundle_keeps_what_slurm_gave(tmp_path: Path) -> None:
     config = SlurmConfig("/x", options=("--partition=a",))
-    assert config_of(facts_of(config)) == SlurmRun.of(config)
-    given = SlurmRun.of(config, "7", ("a", "b"))
+    assert config_of(facts_of(config)) == SlurmRun(**vars(config))
+    given = SlurmRun(**vars(config), job="7", hosts=("a", "b"))
     bundle = Bundle(RUN, "a", 2, "", Network(), facts_of(given), str(tmp_path), "ab")
     again = Bundle.from_json(bundle.to_json(), source="it")
     assert config_of(again.engine) == given and of_bundle(again).name_of(1) == "b"

@@ -138,17 +138,18 @@ def _create_of_machines(folder: Path, hosts: Path | None, slurm: Path | None) ->
     """Returns the number of nodes, and what to say of them."""
     from headway.launch.cluster import ClusterFolder
     from headway.launch.engines.choose import MachinesConfig, facts_of
+    from headway.launch.engines.remote.config_file import read_config
     from headway.launch.engines.slurm.config import SlurmConfig
     from headway.launch.engines.ssh.config import HostsConfig
 
     config: MachinesConfig
     number, line = 0, "Slurm provides the machines of each run"
     if hosts is not None:
-        config = HostsConfig.read(hosts)
+        config = read_config(HostsConfig, hosts)
         number, line = len(config.hosts), f"{len(config.hosts)} machines"
     else:
         assert slurm is not None
-        config = SlurmConfig.read(slurm)
+        config = read_config(SlurmConfig, slurm)
     ClusterFolder.create(folder, nodes=number, engine=facts_of(config))
     return number, line
 

@@ -28,10 +28,7 @@ def attach(engine: Engine, cluster: ClusterFolder, run_dir: Path, nodes: int) ->
     for node in range(nodes):
         engine.start_node(node)
     for node in range(nodes):
-        address = wait_for_node(cluster, node)
-        with _client(cluster, address) as client:
-            message = AttachRun(run_dir=str(run_dir))
-            client.call(message, Attached, timeout_s=START_LIMIT_S / 3)
+        _attach(cluster, node, AttachRun(run_dir=str(run_dir)))
 
 
 def rejoin(cluster: ClusterFolder, node: int, run_dir: Path) -> None:
@@ -40,9 +37,11 @@ def rejoin(cluster: ClusterFolder, node: int, run_dir: Path) -> None:
     Raises:
         HeadwayError: the node has not started, or carries another run.
     """
-    address = wait_for_node(cluster, node)
-    with _client(cluster, address) as client:
-        message = AttachRun(run_dir=str(run_dir), is_live=True)
+    _attach(cluster, node, AttachRun(run_dir=str(run_dir), is_live=True))
+
+
+def _attach(cluster: ClusterFolder, node: int, message: AttachRun) -> None:
+    with _client(cluster, wait_for_node(cluster, node)) as client:
         client.call(message, Attached, timeout_s=START_LIMIT_S / 3)
 
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from pathlib import Path
 
 from headway.common.errors import ConfigError
+from headway.launch.engines.remote.config_file import check_absolute
 
 MAX_LABEL, MAX_SUBDOMAIN = 63, 253
 _LABEL = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?")
@@ -54,12 +54,7 @@ class KubernetesConfig:
                 f"api={self.api!r} is not the address of an API server",
                 remedy="write one that starts with https://",
             )
-        for key in ("shared", "scratch", "account"):
-            if not Path(getattr(self, key)).is_absolute():
-                raise ConfigError(
-                    f"{key}={getattr(self, key)!r} is not an absolute path",
-                    remedy="write one that starts with /",
-                )
+        check_absolute(shared=self.shared, scratch=self.scratch, account=self.account)
         if not _QUALIFIED.fullmatch(self.gpu_resource):
             raise ConfigError(
                 f"gpu_resource={self.gpu_resource!r} is not the name of a resource",

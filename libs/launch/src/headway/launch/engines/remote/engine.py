@@ -89,7 +89,7 @@ class MachinesEngine:
         def prepare(node: int) -> None:
             self._call(node, "prepare", limit_s=PREPARE_LIMIT_S)
 
-        _each(prepare, range(self._bundle.nodes))
+        for_each(prepare, range(self._bundle.nodes))
 
     def start_first(self) -> None:
         """Start node 0, which hosts the run's first driver.
@@ -115,7 +115,7 @@ class MachinesEngine:
         Raises:
             HeadwayError: the first that did not start; the others were tried all the same.
         """
-        _each(self.start_node, nodes)
+        for_each(self.start_node, nodes)
 
     def has_ended(self, node: int) -> bool:
         """Always False: without a call to the machine only missing beats reveal that."""
@@ -183,7 +183,7 @@ class MachinesEngine:
                     left.append(f"node {node} on {name}: {error.message}")
 
         try:
-            _each(end, range(self._bundle.nodes) if nodes is None else nodes)
+            for_each(end, range(self._bundle.nodes) if nodes is None else nodes)
         finally:
             self._machines.release()
         return sorted(left)
@@ -221,7 +221,7 @@ class MachinesEngine:
             except (HeadwayError, OSError, UnicodeDecodeError) as error:
                 troubles.append(f"no records of node {node}: {error}")
 
-        _each(fetch, range(self._bundle.nodes))
+        for_each(fetch, range(self._bundle.nodes))
         return sorted(troubles)
 
     def _records(self, node: int) -> str:
@@ -255,7 +255,7 @@ class MachinesEngine:
         return Ticket.of(self._bundle, node, scratch, is_first=is_first).to_json()
 
 
-def _each(work: Callable[[int], None], nodes: Iterable[int]) -> None:
+def for_each(work: Callable[[int], object], nodes: Iterable[int]) -> None:
     """For each node, several at once; raises the first error once all are done."""
     with ThreadPoolExecutor(AT_ONCE, thread_name_prefix="machines") as pool:
         futures = [pool.submit(work, node) for node in nodes]

@@ -53,7 +53,8 @@ def allocate(
     try:
         job = _running(name, number, nodes, report)
         hosts = _by_switch(commands.hosts_of(job.nodes))
-        return SlurmRun.of(config, number, hosts, network_of(hosts))
+        given = {"job": number, "hosts": hosts, "network": network_of(hosts)}
+        return SlurmRun(**(vars(config) | given))
     except BaseException:
         _cancel(number, report)
         raise

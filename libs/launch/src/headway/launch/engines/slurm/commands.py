@@ -79,13 +79,12 @@ def environment(program: str) -> dict[str, str]:
 
     A driver runs inside a step, whose variables would change what its own steps get.
     """
-    kept = ("SLURM_CONF", *(name for name in os.environ if name.startswith("SBATCH_")))
+    kept = ("SLURM_CONF", "SBATCH_") if program == "sbatch" else ("SLURM_CONF",)
     return {
         name: value
         for name, value in os.environ.items()
-        if not _OWN_VARIABLE.match(name) or name == "SLURM_CONF"
-        or (program == "sbatch" and name in kept)
-    }  # fmt: skip
+        if not _OWN_VARIABLE.match(name) or name.startswith(kept)
+    }
 
 
 def submit(name: str, nodes: int, options: Sequence[str], script: Sequence[str]) -> str:

@@ -9,12 +9,11 @@ from __future__ import annotations
 
 import os
 import re
-from dataclasses import dataclass, fields
-from pathlib import Path
+from dataclasses import dataclass
 
 from headway.common.errors import ConfigError
 from headway.launch.engines.remote import hooks
-from headway.launch.engines.remote.config_file import check_absolute, check_python, read_config
+from headway.launch.engines.remote.config_file import check_absolute, check_python
 from headway.launch.join.scratch import DEFAULT
 
 OURS = (
@@ -80,15 +79,6 @@ class SlurmConfig:
         for key in ("fence", "drain"):
             hooks.check(key, getattr(self, key))
 
-    @classmethod
-    def read(cls, path: Path) -> SlurmConfig:
-        """Read the configuration from a file.
-
-        Raises:
-            ConfigError: as ``read_config``.
-        """
-        return read_config(cls, path)
-
     @property
     def asks_for_gpus(self) -> bool:
         """Whether its options, or sbatch's variables, ask Slurm for GPUs."""
@@ -114,10 +104,3 @@ class SlurmRun(SlurmConfig):
     """Its machines; node K begins on the K-th."""
     network: str = ""
     """The smallest one in which Slurm reaches all of them, such as ``10.0.1.0/24``."""
-
-    @classmethod
-    def of(
-        cls, config: SlurmConfig, job: str = "", hosts: tuple[str, ...] = (), network: str = ""
-    ) -> SlurmRun:
-        known = {one.name: getattr(config, one.name) for one in fields(SlurmConfig)}
-        return cls(**known, job=job, hosts=hosts, network=network)

@@ -14,11 +14,10 @@ from __future__ import annotations
 import re
 from collections import Counter
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 from headway.common.errors import ConfigError
 from headway.launch.engines.remote import hooks
-from headway.launch.engines.remote.config_file import check_absolute, check_python, read_config
+from headway.launch.engines.remote.config_file import check_absolute, check_python
 from headway.launch.join.scratch import DEFAULT
 
 SSH = (
@@ -81,15 +80,6 @@ class HostsConfig:
         check_python(self.python)
         for key in ("reach", "fence", "drain"):
             hooks.check(key, getattr(self, key))
-
-    @classmethod
-    def read(cls, path: Path) -> HostsConfig:
-        """Read the configuration from a file.
-
-        Raises:
-            ConfigError: as ``read_config``.
-        """
-        return read_config(cls, path)
 
     def first(self, count: int) -> HostsConfig:
         """Return the configuration with the first ``count`` machines only."""

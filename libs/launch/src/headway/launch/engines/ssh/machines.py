@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import shlex
-from concurrent.futures import ThreadPoolExecutor
 
 from headway.launch.engine import NodeLost
 from headway.launch.engines.remote import hooks, reach
-from headway.launch.engines.remote.engine import AT_ONCE
+from headway.launch.engines.remote.engine import for_each
 from headway.launch.engines.remote.reach import UnreachableError
 from headway.launch.engines.ssh.config import HostsConfig
 
@@ -41,10 +40,7 @@ class HostMachines:
 
     def check_reached(self, nodes: int) -> None:
         """Raises UnreachableError for the first of so many machines that is not reached."""
-        with ThreadPoolExecutor(AT_ONCE, thread_name_prefix="machines") as pool:
-            asked = [pool.submit(self._ask, n, ["true"], "", REACH_LIMIT_S) for n in range(nodes)]
-        for one in asked:
-            one.result()
+        for_each(lambda node: self._ask(node, ["true"], "", REACH_LIMIT_S), range(nodes))
 
     def call(self, node: int, verb: str, ticket: str, *, limit_s: float) -> str:
         """See ``Machines``."""
