@@ -8,7 +8,7 @@ import pytest
 from headway.common.wire.messages.health import Verdict
 from headway.health.client import reason, response
 from headway.health.log_rules import LOG_RULES, LogRule
-from headway.health.policy import DATA_ADVICE, PROCESS_ADVICE, SLOW_ADVICE
+from headway.health.policy import ADVICE
 from headway.health.responses import RESPONSES
 
 README = Path(__file__).parents[1] / "README.md"
@@ -22,8 +22,7 @@ def verdict(kind: str, action: str, confidence: float) -> Verdict:
 
 
 def test_every_kind_and_action_that_the_monitor_gives_has_its_row_and_no_other() -> None:
-    given = {(kind, one.action) for kind, one in PROCESS_ADVICE.items()}
-    given |= {("data_stall", DATA_ADVICE.action), ("slow_rank", SLOW_ADVICE.action)}
+    given = {(kind, one.action) for kind, one in ADVICE.items()}
     given |= {(rule.kind, rule.advice.action) for rule in LOG_RULES}
     assert given == {(row.kind, row.action) for row in RESPONSES}
     assert len(given) == len(RESPONSES)
@@ -61,9 +60,9 @@ def test_the_reason_names_the_confidence_that_is_missing() -> None:
 
 def test_what_the_monitor_advises_at_its_own_confidence_is_done() -> None:
     """But for a node whose agent alone is silent."""
-    for kind, one in PROCESS_ADVICE.items():
+    for kind, one in ADVICE.items():
         done = response(verdict(kind, one.action, one.confidence))
-        assert (done == "observe") == (kind in ("node_silent", "fabric_split"))
+        assert (done == "observe") == (kind in ("node_silent", "fabric_split", "slow_rank"))
 
 
 @pytest.mark.parametrize("rule", LOG_RULES, ids=lambda rule: str(rule.name))

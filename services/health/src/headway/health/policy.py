@@ -6,9 +6,11 @@ is in ``responses``; the rules for log lines are in ``log_rules``.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from headway.health.log_rules import LOG_RULES, Advice, LogRule, xid_remedy
 
-PROCESS_ADVICE: dict[str, Advice] = {
+ADVICE: dict[str, Advice] = {
     "crash": Advice(
         "replace_worker",
         "replace the worker by a standby; its recorded exit reason and the end of its log say why",
@@ -45,22 +47,27 @@ PROCESS_ADVICE: dict[str, Advice] = {
         "belongs to all of these pairs: no spare helps; check its switches and firewalls",
         0.9,
     ),
+    "data_stall": Advice(
+        "restart_service",
+        "restart the {name}; its ranks wait for data and need no replacement",
+        0.9,
+    ),
+    "slow_rank": Advice(
+        "observe",
+        "see what else runs on this node, and its clocks and temperatures; drain it if this lasts",
+        0.7,
+    ),
 }
-"""Kinds that come from processes, beats and connections, not from logs."""
+"""Kinds that come from processes, beats and connections, not from logs.
 
-DATA_ADVICE = Advice(
-    "restart_service",
-    "restart the {name}; its ranks wait for data and need no replacement",
-    0.9,
-)
-"""Remedy of the kind ``data_stall``; ``name`` is ``dataloader of node N``."""
+A remedy may name ``{pairs}`` of nodes, or by ``{name}`` a service, as ``dataloader of node N``.
+"""
 
-SLOW_ADVICE = Advice(
-    "observe",
-    "see what else runs on this node, and its clocks and temperatures; drain it if this lasts",
-    0.7,
-)
-"""Advice of the kind ``slow_rank``."""
+
+def advice_for(kind: str, **names: str) -> Advice:
+    """The advice of a kind, whose remedy needs these names."""
+    found = ADVICE[kind]
+    return replace(found, remedy=found.remedy.format(**names))
 
 
 def match(line: str) -> tuple[LogRule, str] | None:

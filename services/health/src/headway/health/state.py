@@ -13,14 +13,13 @@ from typing import Final
 from headway.common.plan.grid import Grid
 from headway.common.wire.messages.health import (
     AgentBeat,
-    Evidence,
     Verdict,
     VerdictTaken,
     WorkerSignals,
 )
 from headway.health.config import HealthConfig
 from headway.health.detectors import data
-from headway.health.detectors.episodes import Episodes
+from headway.health.detectors.episodes import Episodes, fact
 from headway.health.detectors.fabric import Fabric
 from headway.health.detectors.follow_ups import FollowUps
 from headway.health.detectors.hangs import Hangs
@@ -34,7 +33,6 @@ from headway.health.detectors.process import (
 )
 from headway.health.detectors.silence import RankView, observe
 from headway.health.detectors.slow import SlowRanks
-from headway.health.policy import PROCESS_ADVICE
 
 REPEATED: Final = frozenset({"crash", "stopped", "node_silent", "fabric_cut", "fabric_split"})
 """Kinds that are repeated as long as they are open, whatever was done about them."""
@@ -102,7 +100,7 @@ class MonitorState:
         self.nodes[beat.node] = NodeView(beat, clock_s)
         verdicts = self._episodes.close(
             ("node", beat.node),
-            Evidence(source="beat", name="heard_again", value=f"sequence {beat.sequence}"),
+            fact("beat", "heard_again", f"sequence {beat.sequence}"),
         )
         alive = _alive_processes(known.beat) if known is not None else frozenset()
         for worker in beat.workers:
@@ -205,9 +203,7 @@ class MonitorState:
             or worker.age_s > self.config.silence_floor_s / 2
         ):
             return []
-        return self._episodes.close(
-            key, Evidence(source="flight", name="moves_again", value=f"head {worker.head}")
-        )
+        return self._episodes.close(key, fact("flight", "moves_again", f"head {worker.head}"))
 
     def _silent_nodes(self, clock_s: float) -> list[Verdict]:
         verdicts: list[Verdict] = []
@@ -216,24 +212,16 @@ class MonitorState:
             if unheard_s <= self.config.node_silence_s:
                 continue
             workers = view.beat.workers
+            ranks = ", ".join(str(worker.rank) for worker in workers) or "none"
             rows = (
-                Evidence(
-                    source="beat",
-                    name="silent_for",
-                    value=f"more than {self.config.node_silence_s:.1f} s",
-                ),
-                Evidence(source="beat", name="last_sequence", value=str(view.beat.sequence)),
-                Evidence(
-                    source="beat",
-                    name="ranks",
-                    value=", ".join(str(worker.rank) for worker in workers) or "none",
-                ),
+                fact("beat", "silent_for", f"more than {self.config.node_silence_s:.1f} s"),
+                fact("beat", "last_sequence", str(view.beat.sequence)),
+                fact("beat", "ranks", ranks),
             )
             generation = max((worker.generation for worker in workers), default=-1)
             verdicts += self._episodes.report(
                 ("node", node),
                 "node_silent",
-                PROCESS_ADVICE["node_silent"],
                 rows,
                 node=node,
                 generation=generation,

@@ -7,14 +7,13 @@ it. So no rank is killed for it; the daemon of its node is restarted.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import replace
 
-from headway.common.wire.messages.health import Evidence, Verdict
+from headway.common.wire.messages.health import Verdict
 from headway.health.config import HealthConfig
-from headway.health.detectors.episodes import Episodes, Key
+from headway.health.detectors.episodes import Episodes, Key, fact
 from headway.health.detectors.process import describe_action
 from headway.health.detectors.silence import RankView
-from headway.health.policy import DATA_ADVICE
+from headway.health.policy import advice_for
 
 SERVICE = "dataloader"
 
@@ -41,20 +40,16 @@ def report(episodes: Episodes, victim: RankView, config: HealthConfig) -> list[V
     signals, node = victim.signals, victim.node
     name = f"{SERVICE} of node {node}"
     rows = (
-        Evidence(source="flight", name="culprit", value=name),
-        Evidence(
-            source="flight",
-            name="waiting",
-            value=f"rank {signals.rank}: {describe_action(signals)}",
-        ),
-        Evidence(source="flight", name="nothing_arrived", value=f"{victim.silence_s:.1f} s"),
-        Evidence(source="flight", name="limit", value=f"{victim.limit_s(config):.1f} s"),
+        fact("flight", "culprit", name),
+        fact("flight", "waiting", f"rank {signals.rank}: {describe_action(signals)}"),
+        fact("flight", "nothing_arrived", f"{victim.silence_s:.1f} s"),
+        fact("flight", "limit", f"{victim.limit_s(config):.1f} s"),
     )
     return episodes.report(
         data_key(node),
         "data_stall",
-        replace(DATA_ADVICE, remedy=DATA_ADVICE.remedy.format(name=name)),
         rows,
+        advice=advice_for("data_stall", name=name),
         node=node,
         pid=signals.data_pid,
         generation=signals.generation,
@@ -70,5 +65,5 @@ def close_delivered(
         return []
     if any(view.waits_for_data and view.silence_s > view.limit_s(config) for view in views):
         return []
-    why = Evidence(source="flight", name="data_arrived", value=f"no rank of node {node} waits")
+    why = fact("flight", "data_arrived", f"no rank of node {node} waits")
     return episodes.close(data_key(node), why)

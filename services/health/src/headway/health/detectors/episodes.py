@@ -6,8 +6,9 @@ from collections.abc import Iterable
 from typing import Any
 
 import msgspec
-from headway.common.wire.messages.health import Evidence, Verdict, VerdictKind
+from headway.common.wire.messages.health import Evidence, EvidenceSource, Verdict, VerdictKind
 from headway.health.log_rules import Advice
+from headway.health.policy import ADVICE
 
 Key = tuple[str | int, ...]
 
@@ -71,9 +72,9 @@ class Episodes:
         self,
         key: Key,
         kind: VerdictKind,
-        advice: Advice,
         evidence: tuple[Evidence, ...],
         *,
+        advice: Advice | None = None,
         node: int,
         rank: int = -1,
         pid: int = 0,
@@ -85,8 +86,10 @@ class Episodes:
 
         The same kind again has no effect.
 
-        A revision counts as unanswered, whatever was done about the earlier kind.
+        A revision counts as unanswered, whatever was done about the earlier kind. Without an
+        ``advice`` it is that of the kind.
         """
+        advice = advice or ADVICE[kind]
         known = self._open.get(key)
         if known is not None and known.kind == kind:
             return []
@@ -149,6 +152,11 @@ class Episodes:
             self._keys_of_rank[verdict.rank].discard(key)
             self._keys_of_id.pop(verdict.id, None)
         return verdict
+
+
+def fact(source: EvidenceSource, name: str, value: str) -> Evidence:
+    """One observed fact."""
+    return Evidence(source=source, name=name, value=value)
 
 
 def closing(verdict: Verdict, why: Evidence) -> Verdict:

@@ -11,15 +11,13 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection, Mapping
-from dataclasses import replace
 from typing import Final
 
 from headway.common.output import counted
 from headway.common.wire.messages.health import AgentBeat, Evidence, Verdict, VerdictKind
 from headway.health.config import HealthConfig
-from headway.health.detectors.episodes import Episodes, Key
-from headway.health.log_rules import Advice
-from headway.health.policy import PROCESS_ADVICE
+from headway.health.detectors.episodes import Episodes, Key, fact
+from headway.health.policy import advice_for
 
 KIND: Final = "fabric_cut"
 SPLIT: Final = "fabric_split"
@@ -70,8 +68,8 @@ class Fabric:
             verdicts += self._episodes.report(
                 fabric_key(node),
                 kind,
-                _advice(kind, confirmed),
                 _evidence(confirmed, beats),
+                advice=advice_for(kind, pairs=_listed(confirmed)),
                 node=node,
                 generation=generation,
             )
@@ -119,7 +117,7 @@ class Fabric:
 
     def _close(self, confirmed: Collection[Pair]) -> list[Verdict]:
         concerned = {node for pair in confirmed for node in pair}
-        why = Evidence(source="kernel", name="acknowledged", value="no connection waits any more")
+        why = fact("kernel", "acknowledged", "no connection waits any more")
         return [
             verdict
             for key in self._episodes.open_keys()
@@ -143,12 +141,11 @@ def _nodes_by_address(beats: Mapping[int, AgentBeat]) -> dict[str, int]:
     }
 
 
-def _advice(kind: str, pairs: Collection[Pair]) -> Advice:
+def _listed(pairs: Collection[Pair]) -> str:
     both = sorted({(min(pair), max(pair)) for pair in pairs})
     shown = ", ".join(f"{a} and {b}" for a, b in both[:MAX_NAMED])
     more = f" and {counted(len(both) - MAX_NAMED, 'more pair')}" if len(both) > MAX_NAMED else ""
-    advice = PROCESS_ADVICE[kind]
-    return replace(advice, remedy=advice.remedy.format(pairs=shown + more))
+    return shown + more
 
 
 def _evidence(pairs: Collection[Pair], beats: Mapping[int, AgentBeat]) -> tuple[Evidence, ...]:
@@ -162,5 +159,5 @@ def _evidence(pairs: Collection[Pair], beats: Mapping[int, AgentBeat]) -> tuple[
             f"{reached} of {counted(beats[node].num_asked, 'peer')} of node {node} answer, of node "
             f"{other} {len(beats[other].reached)} of {beats[other].num_asked}"
         )
-        rows.append(Evidence(source="kernel", name="pair", value=value))
+        rows.append(fact("kernel", "pair", value))
     return tuple(rows)

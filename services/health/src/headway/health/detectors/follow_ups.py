@@ -9,8 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
-from headway.common.wire.messages.health import Evidence, Verdict, VerdictTaken
-from headway.health.detectors.episodes import Episodes, Key
+from headway.common.wire.messages.health import Verdict, VerdictTaken
+from headway.health.detectors.episodes import Episodes, Key, fact
 
 MAX_DOUBLINGS: Final = 5
 
@@ -75,7 +75,7 @@ class FollowUps:
         known = self._of(verdict)
         known.num_repeats += 1
         done = f"{known.num_repeats} times, still there after {verdict.taken!r}"
-        why = Evidence(source="beat", name="repeated", value=done)
+        why = fact("beat", "repeated", done)
         return self.begin(self._episodes.repeat(key, why), clock_s)
 
     def _of(self, verdict: Verdict) -> _FollowUp:

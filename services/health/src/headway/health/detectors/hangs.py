@@ -8,13 +8,12 @@ from __future__ import annotations
 from collections.abc import Collection
 from typing import Final
 
-from headway.common.wire.messages.health import Evidence, Verdict, VerdictKind
+from headway.common.wire.messages.health import Verdict
 from headway.health.config import HealthConfig
-from headway.health.detectors.episodes import Episodes, Key
+from headway.health.detectors.episodes import Episodes, Key, fact
 from headway.health.detectors.follow_ups import FollowUps
 from headway.health.detectors.process import PROCESS_KINDS, process_key
 from headway.health.detectors.silence import Hang, RankView, evidence_of, find_hang
-from headway.health.policy import PROCESS_ADVICE
 
 UNEXPLAINED: Final = "unexplained_hang"
 _PROVEN: Final = PROCESS_KINDS | {"node_silent"}
@@ -91,7 +90,7 @@ class Hangs:
         return any(view.signals.age_s < view.stall_s(self._config) for view in views)
 
     def _close(self, key: Key, why: str) -> list[Verdict]:
-        return self._episodes.close(key, Evidence(source="flight", name="over", value=why))
+        return self._episodes.close(key, fact("flight", "over", why))
 
     def _is_given_up(self, node: int, clock_s: float) -> bool:
         """Whether a node has been silent for so long that its beats are no longer waited for."""
@@ -106,13 +105,11 @@ class Hangs:
             is_hang = known.kind in ("silence", UNEXPLAINED)  # a stopped process is known as such
             is_due = is_hang and self._follow_ups.is_due(known, clock_s)
             return self._follow_ups.repeat(key, clock_s) if is_due else []
-        kind: VerdictKind = UNEXPLAINED if culprit is None else "silence"
         rows = evidence_of(hang, views, self._config)
         if culprit is None:
             return self._episodes.report(
                 key,
-                kind,
-                PROCESS_ADVICE[kind],
+                UNEXPLAINED,
                 rows,
                 node=-1,
                 generation=int(key[1]),
@@ -122,8 +119,7 @@ class Hangs:
         explained = self._close(hang_key(signals.generation), f"rank {signals.rank} explains it")
         return explained + self._episodes.report(
             key,
-            kind,
-            PROCESS_ADVICE[kind],
+            "silence",
             rows,
             node=culprit.node,
             rank=signals.rank,

@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 from pathlib import PurePath
 
-from headway.common.wire.messages.health import Evidence, LogHit, Verdict
-from headway.health.detectors.episodes import Episodes, Key
+from headway.common.wire.messages.health import LogHit, Verdict
+from headway.health.detectors.episodes import Episodes, Key, fact
 from headway.health.log_rules import RULES_BY_NAME
 from headway.health.policy import advice
 
@@ -56,15 +56,15 @@ class LogEpisodes:
             self._heard_s[key] = now_s
             self._counts[key] = self._counts.get(key, 0) + 1
             rows = (
-                Evidence(source="log", name="line", value=hit.line),
-                Evidence(source="log", name="at", value=f"{hit.file}:{hit.inode}:{hit.offset}"),
-                Evidence(source="log", name="program", value=program_of(hit)),
+                fact("log", "line", hit.line),
+                fact("log", "at", f"{hit.file}:{hit.inode}:{hit.offset}"),
+                fact("log", "program", program_of(hit)),
             )
             verdicts += self._episodes.report(
                 key,
                 rule.kind,
-                advice(rule, detail),
                 rows,
+                advice=advice(rule, detail),
                 node=node,
                 rank=hit.rank,
                 generation=generation,
@@ -80,7 +80,7 @@ class LogEpisodes:
             del self._heard_s[key]
             num_lines = self._counts.pop(key)
             value = f"{num_lines} lines, then quiet for {self._quiet_s:.0f} s"
-            closed += self._episodes.close(key, Evidence(source="log", name="ended", value=value))
+            closed += self._episodes.close(key, fact("log", "ended", value))
         return closed
 
     def _note(self, place: tuple[str, int], offset: int) -> None:

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from headway.common.wire.messages.health import Evidence, Verdict, VerdictKind, WorkerSignals
-from headway.health.detectors.episodes import Episodes, Key
-from headway.health.policy import PROCESS_ADVICE
+from headway.health.detectors.episodes import Episodes, Key, fact
 
 ENDED = frozenset({"gone", "Z", "X", "x"})
 STOPPED = frozenset({"T"})
@@ -24,7 +23,7 @@ def judge_process(episodes: Episodes, node: int, worker: WorkerSignals) -> list[
     ``done`` (exited with code 0) is not a problem, nor are other states.
     """
     key = process_key(node, worker)
-    state = Evidence(source="proc", name="state", value=worker.state)
+    state = fact("proc", "state", worker.state)
     if worker.state in ENDED:
         return _report(episodes, "crash", node, worker, (state, *_last_words(worker)))
     if worker.state in STOPPED:
@@ -45,7 +44,6 @@ def _report(
     return episodes.report(
         process_key(node, worker),
         kind,
-        PROCESS_ADVICE[kind],
         rows,
         node=node,
         rank=worker.rank,
@@ -61,20 +59,18 @@ def close_replaced(episodes: Episodes, node: int, worker: WorkerSignals) -> list
         is_earlier = verdict.kind in PROCESS_KINDS and verdict.pid != worker.pid
         if is_earlier and worker.generation > verdict.generation:
             value = f"pid {worker.pid} on node {node} in generation {worker.generation}"
-            closed += episodes.close(
-                key, Evidence(source="flight", name="replaced_by", value=value)
-            )
+            closed += episodes.close(key, fact("flight", "replaced_by", value))
     return closed
 
 
 def _last_words(worker: WorkerSignals) -> tuple[Evidence, ...]:
     rows: list[Evidence] = []
     if worker.exit_code is not None:
-        rows.append(Evidence(source="proc", name="exit_code", value=str(worker.exit_code)))
-        rows.append(Evidence(source="proc", name="last_words", value=worker.reason))
+        rows.append(fact("proc", "exit_code", str(worker.exit_code)))
+        rows.append(fact("proc", "last_words", worker.reason))
     else:
-        rows.append(Evidence(source="proc", name="last_words", value="none: killed from outside"))
-    rows.append(Evidence(source="flight", name="last_action", value=describe_action(worker)))
+        rows.append(fact("proc", "last_words", "none: killed from outside"))
+    rows.append(fact("flight", "last_action", describe_action(worker)))
     return tuple(rows)
 
 

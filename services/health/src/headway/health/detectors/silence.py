@@ -18,6 +18,7 @@ from dataclasses import dataclass
 
 from headway.common.wire.messages.health import Evidence, WorkerSignals
 from headway.health.config import HealthConfig
+from headway.health.detectors.episodes import fact
 from headway.health.detectors.process import STOPPED, describe_action
 
 TRACED = "t"
@@ -183,16 +184,16 @@ def evidence_of(
     culprit = hang.culprit
     num_waiting = sum(view.waits_for_others for view in views)
     rows = (
-        Evidence(source="flight", name="why", value=hang.what),
-        Evidence(source="flight", name="ranks_waiting", value=str(num_waiting)),
+        fact("flight", "why", hang.what),
+        fact("flight", "ranks_waiting", str(num_waiting)),
     )
     if culprit is None:
         places = Counter(view.signals.open_kind or "between actions" for view in views)
         text = ", ".join(f"{count} in {place}" for place, count in places.most_common())
-        return (*rows, Evidence(source="flight", name="ranks_by_action", value=text))
+        return (*rows, fact("flight", "ranks_by_action", text))
     return (
-        Evidence(source="flight", name="last_action", value=describe_action(culprit.signals)),
-        Evidence(source="flight", name="limit", value=f"{culprit.limit_s(config):.1f} s"),
-        Evidence(source="proc", name="state", value=culprit.signals.state),
+        fact("flight", "last_action", describe_action(culprit.signals)),
+        fact("flight", "limit", f"{culprit.limit_s(config):.1f} s"),
+        fact("proc", "state", culprit.signals.state),
         *rows,
     )

@@ -19,11 +19,10 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from headway.common.plan.grid import Grid
-from headway.common.wire.messages.health import Evidence, Verdict, WorkerSignals
+from headway.common.wire.messages.health import Verdict, WorkerSignals
 from headway.health.config import HealthConfig
-from headway.health.detectors.episodes import Episodes, Key
+from headway.health.detectors.episodes import Episodes, Key, fact
 from headway.health.detectors.silence import RankView
-from headway.health.policy import SLOW_ADVICE
 from headway.health.sources.flight import COMPUTE_STEPS
 
 LOOK_S: Final = 1.0
@@ -200,13 +199,12 @@ class SlowRanks:
         finding = f"{_who(unit)} {'computes' if is_one else 'compute'} {ratio:.1f}x "
         finding += f"{'its' if is_one else 'their'} {than} since step {since} (node {unit.node})"
         rows = (
-            Evidence(source="flight", name="finding", value=finding),
-            Evidence(source="flight", name="compute", value=f"{unit.compute_s:.3f} s per step"),
+            fact("flight", "finding", finding),
+            fact("flight", "compute", f"{unit.compute_s:.3f} s per step"),
         )
         return self._episodes.report(
             _key(unit),
             "slow_rank",
-            SLOW_ADVICE,
             rows,
             node=unit.node,
             rank=unit.ranks[0] if is_one else -1,
@@ -217,9 +215,7 @@ class SlowRanks:
         are = "is" if len(unit.ranks) == 1 else "are"
         as_usual = "as its peers" if than == "peers" else "as before"
         finding = f"{_who(unit)} {are} as fast {as_usual} again (node {unit.node})"
-        return self._episodes.close(
-            _key(unit), Evidence(source="flight", name="finding", value=finding)
-        )
+        return self._episodes.close(_key(unit), fact("flight", "finding", finding))
 
     def _close_older(self, generation: int) -> list[Verdict]:
         """What was slow in a generation that has ended is measured anew."""
@@ -228,9 +224,7 @@ class SlowRanks:
             known = self._episodes.get(key)
             if key[0] == "slow" and known is not None and known.generation < generation:
                 why = f"generation {generation} has begun"
-                closed += self._episodes.close(
-                    key, Evidence(source="flight", name="ended", value=why)
-                )
+                closed += self._episodes.close(key, fact("flight", "ended", why))
         return closed
 
 
