@@ -77,7 +77,7 @@ def run(
     runs_dir: RunsDir = RUNS,
     cluster: ClusterDir = None,
     engine: Annotated[
-        str,
+        Literal["local", "slurm"],
         typer.Option(metavar="local|slurm", help="Where nodes come from; local by default."),
     ] = "local",
     as_json: AsJson = False,
@@ -114,8 +114,13 @@ def run(
     from headway.console.cluster import Cluster
     from headway.console.live.follow import STOPS
 
+    if engine == "slurm" and cluster is not None:
+        raise InputError(
+            "--engine and --cluster cannot be used together",
+            remedy="`headway cluster create DIR --slurm FILE` makes a cluster of Slurm",
+        )
     with _terminated_as_interrupted():
-        place = Cluster(runs_dir, folder=cluster, engine=_checked_engine(engine, cluster))
+        place = Cluster(runs_dir, folder=cluster, engine=engine)
         started = _launch(config, settings, name, place, as_json)
         if not detach:
             # until it is followed by who stops it with a checkpoint
@@ -158,24 +163,6 @@ def _terminated_as_interrupted() -> Iterator[None]:
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
-
-
-def _checked_engine(engine: str, cluster: Path | None) -> Literal["local", "slurm"]:
-    """Return the name of the engine if it is known and no cluster's folder names one.
-
-    Raises:
-        InputError: there is no such engine, or the cluster's folder names one already.
-    """
-    if engine == "slurm" and cluster is not None:
-        raise InputError(
-            "--engine and --cluster cannot be used together",
-            remedy="`headway cluster create DIR --slurm FILE` makes a cluster of Slurm",
-        )
-    if engine == "slurm":
-        return "slurm"
-    if engine == "local":
-        return "local"
-    raise InputError(f"unknown engine {engine!r}", remedy="use local or slurm")
 
 
 def _launch(

@@ -22,6 +22,7 @@ from headway.console.commands.options import (
     known_runs,
 )
 from headway.console.commands.pages import LOOK
+from headway.console.folder.logs import LEVELS
 
 if TYPE_CHECKING:
     from headway.common.plan.grid import Grid
@@ -32,7 +33,6 @@ if TYPE_CHECKING:
 
 FEW_RANKS = 64
 """A table of so many ranks still fits on a screen or two."""
-LEVELS = ("debug", "info", "warning", "error", "critical")
 NEWEST_LINES = 50
 FEW_RESUMED = 3
 """How many runs, the newest, the list gives resume commands for; --json has them all."""
@@ -141,10 +141,12 @@ def _all(run: Run) -> tuple[RankStatus, ...]:
 
 
 def _with_ranks(progress: Progress, ranks: tuple[RankStatus, ...]) -> Progress:
+    import msgspec
+
     if progress.status is None:
         return progress
-    fields = {name: getattr(progress.status, name) for name in progress.status.__struct_fields__}
-    return replace(progress, status=type(progress.status)(**{**fields, "ranks": ranks}))
+    status = msgspec.structs.replace(progress.status, ranks=ranks)  # type: ignore[type-var]
+    return replace(progress, status=status)
 
 
 def _status_lines(progress: Progress, grid: Grid) -> list[str | Table]:

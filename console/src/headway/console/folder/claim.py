@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import NoReturn
 
+import msgspec
 from headway.common.config import diff, to_toml
 from headway.common.errors import HeadwayError, InputError
 from headway.common.node.files import PRIVATE, replace_file
@@ -22,7 +23,7 @@ from headway.common.node.run_dir import RunDir, new_run_id
 from headway.console.folder.outputs import newest_checkpoint
 from headway.console.folder.records import RunRecords
 from headway.console.folder.run_list import age
-from headway.console.folder.starting import STARTING, Starter, encoded, starter_of
+from headway.console.folder.starting import STARTING, Starter, starter_of
 from headway.console.hints import hint, refuse_elsewhere
 from headway.launch.lease.choose import lease_of
 from headway.trainer.config import RunConfig
@@ -159,8 +160,8 @@ def _marked(path: Path) -> Iterator[Starter]:
         raise _unusable(path, error) from error
     try:
         try:
-            with os.fdopen(made, "w") as file:
-                file.write(encoded(starter))
+            with os.fdopen(made, "wb") as file:
+                file.write(msgspec.json.encode(starter))
         except OSError as error:
             raise _unusable(path, error) from error
         yield starter

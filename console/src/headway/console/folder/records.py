@@ -10,6 +10,7 @@ from typing import Any
 
 from headway.common.config import load
 from headway.common.errors import CorruptError, InputError
+from headway.common.node.files import replace_json
 from headway.common.node.run_dir import RunDir
 from headway.common.polling import wait_until
 from headway.console.folder.presence import TAKEOVER_S, Observer, Presence
@@ -187,6 +188,10 @@ class RunRecords:
                 f"{self.folder.run_json} is damaged",
                 remedy="put it back from a copy; the checkpoints are whole",
             ) from error
+
+    def note(self, **facts: object) -> None:
+        """Write some entries of ``run.json`` anew. Raises CorruptError if it is damaged."""
+        replace_json(self.folder.run_json, {**self._record(), **facts})
 
     def _has_driver(self) -> bool:
         holder = lease_of(self.folder.control).look().holder

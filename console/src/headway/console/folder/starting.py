@@ -7,7 +7,6 @@ start that was killed stays, and names a process that has ended.
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import socket
 import time
@@ -98,8 +97,3 @@ def enter_stage(path: Path, stage: str) -> None:
         now = replace(mine, stage=stage, stage_unix_s=time.time())
         with contextlib.suppress(OSError):
             replace_json(path / STARTING, asdict(now))
-
-
-def encoded(starter: Starter) -> str:
-    """The content of its mark."""
-    return json.dumps(asdict(starter))

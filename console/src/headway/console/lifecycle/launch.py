@@ -8,14 +8,12 @@ no folder.
 from __future__ import annotations
 
 import contextlib
-import json
 import re
 import shutil
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from headway.common.errors import DeadlineError, HeadwayError, InputError
-from headway.common.node.files import replace_json
 from headway.common.node.janitor import end_run, sweep
 from headway.common.node.run_dir import shm_root, sock_root
 from headway.common.output import counted
@@ -134,9 +132,9 @@ def launch(
             report(line)
         config_origins.keep(run, origins, asked, config)
         cluster = _cluster_for(run, folder, config.launch.nodes + config.launch.spares)
-        if machines is None:  # of other machines the peak is not known
-            _keep_full_rate(run)
         if machines is None:
+            # the rate at which MFU would be 1, for the metrics that the driver exports
+            run.note(full_tokens_per_s=full_rate(run.config, run.peak))
             start(run, cluster, config.launch, report)
         else:
             start_on_machines(run, cluster, machines, report)
@@ -214,13 +212,6 @@ def measure_peak(device: str, report: Callable[[str], None]) -> None:
             )
 
 
-def _keep_full_rate(run: Run) -> None:
-    """Keep the rate at which MFU would be 1, for the metrics that the driver exports."""
-    record = json.loads(run.folder.run_json.read_text())
-    record["full_tokens_per_s"] = full_rate(run.config, run.peak)
-    replace_json(run.folder.run_json, record)
-
-
 # ---- 3. the processes ---------------------------------------------------------------------
 def _cluster_for(run: Run, folder: Path | None, nodes: int) -> ClusterFolder:
     """The given cluster, or a new one of the run's own; the run remembers which."""
@@ -239,9 +230,7 @@ def _cluster_for(run: Run, folder: Path | None, nodes: int) -> ClusterFolder:
             cluster_id=run.folder.run_id,
             network=run.config.launch.network,
         )
-    record = json.loads(run.folder.run_json.read_text())
-    record["cluster"] = str(cluster.path)
-    replace_json(run.folder.run_json, record)
+    run.note(cluster=str(cluster.path))
     return cluster
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -35,7 +36,8 @@ class Export:
         self._run, self._name, self._out = run, name, out
         self._sink: Sink | None = None
         self._reader: HistoryReader | None = None
-        self._counts = (0, 0, 0)
+        self._counts: Counter[str] = Counter()
+        """What readers that were closed have read."""
 
     def update(self) -> Exported:
         """Write everything that is new; returns what has been written so far.
@@ -63,10 +65,16 @@ class Export:
             if (items or is_more) and not opened.commits_at_end:
                 reader.position.sink = opened.commit()
                 position.save(self._out, reader.position)
-        now = (reader.num_steps, reader.num_evaluations, reader.num_recoveries)
-        steps, evaluations, recoveries = (a + b for a, b in zip(self._counts, now, strict=True))
-        top = reader.position.history.top
-        return Exported(self._run.name, self._name, self._out, steps, evaluations, recoveries, top)
+        read = self._counts + reader.counts
+        return Exported(
+            run=self._run.name,
+            sink=self._name,
+            out=self._out,
+            steps=read["steps"],
+            evaluations=read["evaluations"],
+            recoveries=read["recoveries"],
+            last_step=reader.position.history.top,
+        )
 
     def _opened(self) -> tuple[HistoryReader, Sink]:
         if self._reader is None or self._sink is None:
@@ -83,8 +91,7 @@ class Export:
         self._sink = self._reader = None
         if reader is None or opened is None:
             return
-        old, now = self._counts, (reader.num_steps, reader.num_evaluations, reader.num_recoveries)
-        self._counts = (old[0] + now[0], old[1] + now[1], old[2] + now[2])
+        self._counts += reader.counts
         opened.close()
         if is_whole and opened.commits_at_end:
             reader.position.sink = opened.commit()

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import bisect
 import time
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -32,8 +33,8 @@ class HistoryReader:
         self._full_rate: float | None = None
         self._episodes = Episodes()
         self._feed(0, position.events_row)
-        self.num_steps = self.num_evaluations = self.num_recoveries = 0
-        """How many of each were read by this object."""
+        self.counts: Counter[str] = Counter()
+        """How many ``steps``, ``evaluations`` and ``recoveries`` were read by this object."""
 
     def read(self) -> tuple[list[Item], bool]:
         """What is new, at most a page, and whether there may be more at once.
@@ -117,7 +118,7 @@ class HistoryReader:
                 "run/recoveries": self._recovered_by(generation),
             }
             items.append(Scalars(step, done.unix_s, _known(values)))
-            self.num_steps += 1
+            self.counts["steps"] += 1
         return items
 
     # ---- validation losses --------------------------------------------------------------------
@@ -137,7 +138,7 @@ class HistoryReader:
             at_unix_s = records.evaluated_at(one.generation, one.step)
             values = _known({"validation/loss": one.loss})
             yield Scalars(one.step, time.time() if at_unix_s is None else at_unix_s, values)
-            self.num_evaluations += 1
+            self.counts["evaluations"] += 1
 
     # ---- recoveries ---------------------------------------------------------------------------
     def _feed(self, after: int, until: int) -> None:
@@ -158,7 +159,7 @@ class HistoryReader:
             )
             yield Text(step, at_s, "recovery", sentence)
             yield Scalars(step, at_s, {"run/recovery_seconds": took_s})
-            self.num_recoveries += 1
+            self.counts["recoveries"] += 1
 
     def _recovered_by(self, generation: int) -> int:
         """Recoveries up to the one that began this generation."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 import tempfile
@@ -12,7 +11,6 @@ from pathlib import Path
 from headway.ckpt_store.client import CheckpointInfo, complete
 from headway.common.config import load
 from headway.common.errors import InputError
-from headway.common.node.files import replace_json
 from headway.common.node.run_dir import RunDir, new_run_id
 from headway.console.folder.claim import check_name, check_resumable, keep_config
 from headway.console.folder.records import RunRecords
@@ -59,9 +57,7 @@ def fork(parent: RunRecords, name: str, *, step: int | None, changes: Sequence[s
         _copy(info.path, run.folder.checkpoints / info.path.name)
         inherit(run.folder.database, parent.folder.database, info)
         keep_config(run, config)
-        record = json.loads(run.folder.run_json.read_text())
-        record["forked_from"] = {"run": parent.name, "step": info.step}
-        replace_json(run.folder.run_json, record)
+        run.note(forked_from={"run": parent.name, "step": info.step})
         try:
             run.path.rename(path)
         except OSError as error:

@@ -45,8 +45,8 @@ class RunWatcher:
         self.name, self.config = run.name, run.config
         self._period_s, self._window_s = period_s, window_s
         self._orders: queue.SimpleQueue[_Order | None] = queue.SimpleQueue()
-        self._subscribers: list[Callable[[Picture], None]] = []
-        self._error_subscribers: list[Callable[[str], None]] = []
+        self._subscribers: dict[Callable[[Picture], None], Callable[[str], None]] = {}
+        """What is called with each picture -> with each change of ``error``."""
         self.selected = -1
         """The rank whose log lines come with each picture, -1 for none; any thread may set it."""
         self._changed = threading.Condition()
@@ -82,19 +82,17 @@ class RunWatcher:
     def subscribe(
         self,
         callback: Callable[[Picture], None],
-        on_error: Callable[[str], None] | None = None,
+        on_error: Callable[[str], None] = lambda _: None,
     ) -> None:
         """Have ``callback`` called with every picture, on the pump thread; it must not block.
 
         ``on_error`` is called with ``error`` whenever that changes.
         """
-        self._subscribers.append(callback)
-        if on_error is not None:
-            self._error_subscribers.append(on_error)
+        self._subscribers[callback] = on_error
 
     def unsubscribe(self, callback: Callable[[Picture], None]) -> None:
-        """No more pictures for ``callback``."""
-        self._subscribers = [known for known in self._subscribers if known != callback]
+        """No more pictures for ``callback``, nor errors for what was subscribed with it."""
+        self._subscribers.pop(callback, None)
 
     def submit(self, operation: str, **arguments: Any) -> Future[int]:
         """Hand an operation to the pump; the future holds its sequence number or why it failed.
@@ -159,9 +157,9 @@ class RunWatcher:
 
     def _report(self, error: str) -> None:
         changed, self.error = error != self.error, error
-        for callback in list(self._error_subscribers) if changed else ():
+        for on_error in list(self._subscribers.values()) if changed else ():
             with contextlib.suppress(Exception):  # it was to hear of a failure, not to add one
-                callback(error)
+                on_error(error)
 
     def _carry_out(self, run: Run, until_s: float) -> None:
         """Take orders until the next picture is due; one taken brings the next picture forward."""
