@@ -14,7 +14,8 @@ from headway.console.folder import run_list
 from headway.console.folder.config_origins import given
 from headway.console.gateway.access import Access
 from headway.console.gateway.remote_run import attach, open_run
-from headway.console.lifecycle.launch import launch, run_name, runs_below
+from headway.console.hints import run_folders
+from headway.console.lifecycle.launch import launch, run_name
 from headway.console.run import Run
 from headway.trainer.config import RunConfig
 
@@ -69,7 +70,7 @@ class Cluster:
 
     def runs(self) -> list[Run]:
         """Every run, the oldest first."""
-        return runs_below(self.runs_dir)
+        return [open_run(folder) for folder in run_folders(self.runs_dir)]
 
     def run(self, name: str | None = None) -> Run:
         """A run by name; without one the newest that was started.

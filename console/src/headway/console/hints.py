@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import shlex
 from pathlib import Path
 
@@ -20,6 +21,19 @@ def fork_hint(path: Path, steps: int) -> str:
     """The command that trains the ended run at ``path`` to ``steps`` in a new run."""
     words = ["headway", "fork", path.name, f"{path.name}-longer", *runs_dir_option(path)]
     return f"`{shlex.join([*words, '--set', f'train.steps={steps}'])}`"
+
+
+def run_folders(runs_dir: Path) -> list[Path]:
+    """The folders of the runs in a folder, the one that was started first before the others."""
+    found = [path.parent for path in runs_dir.glob("*/run.json")]
+    return sorted(found, key=_started_unix_s)
+
+
+def _started_unix_s(run: Path) -> float:
+    """0 for one that is being removed."""
+    with contextlib.suppress(OSError):
+        return (run / "run.json").stat().st_mtime
+    return 0.0
 
 
 def runs_dir_option(path: Path) -> list[str]:

@@ -91,12 +91,10 @@ def length_histogram(lengths: Counts) -> pl.DataFrame:
     return pl.DataFrame(rows, schema=LENGTHS, orient="row")
 
 
-def token_counts(
-    data: Dataset, split: str = "train", at_most: int = COUNTED_TOKENS
-) -> tuple[Counts, bool]:
-    """How often each token id occurs, and whether all of the split was counted."""
-    tokens = data.split(split)
-    every = max(1, -(-tokens.num_tokens // at_most))
+def token_counts(data: Dataset) -> tuple[Counts, bool]:
+    """How often each token id occurs in the training split, and whether all of it was counted."""
+    tokens = data.split("train")
+    every = max(1, -(-tokens.num_tokens // COUNTED_TOKENS))
     counts = np.zeros(data.vocab_size or 1, np.int64)
     for sequence in range(0, tokens.num_sequences, every):
         found = np.bincount(tokens.sequence(sequence), minlength=len(counts)).astype(np.int64)

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from headway.console.hints import run_folders
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -23,12 +24,7 @@ GATEWAY: ContextVar[Path | None] = ContextVar("GATEWAY", default=None)
 
 def run_names(runs_dir: Path) -> list[str]:
     """Names of the runs in a folder, the newest first; nothing heavy is imported."""
-    found = list(runs_dir.glob("*/run.json"))
-    return [path.parent.name for path in sorted(found, key=_mtime, reverse=True)]
-
-
-def _mtime(path: Path) -> float:
-    return path.stat().st_mtime if path.exists() else 0.0
+    return [folder.name for folder in reversed(run_folders(runs_dir))]
 
 
 def complete_runs(ctx: typer.Context, incomplete: str) -> list[str]:

@@ -38,6 +38,7 @@ from headway.common.wire.service import Service
 from headway.common.wire.side_thread import ThreadPerKind
 from headway.console.folder.claim import check_name
 from headway.console.folder.outputs import newest_checkpoint
+from headway.console.hints import run_folders
 from headway.console.run import Run
 from headway.controller.client import JournalFile
 
@@ -114,8 +115,7 @@ class Gateway:
 
     # ---- handlers -----------------------------------------------------------------------------
     def _list(self, _: ListRuns, _peer: bytes) -> RunNames:
-        found = sorted(self._runs_dir.glob("*/run.json"), key=lambda path: path.stat().st_mtime)
-        return RunNames(names=tuple(path.parent.name for path in found))
+        return RunNames(names=tuple(folder.name for folder in run_folders(self._runs_dir)))
 
     def _describe(self, message: DescribeRun, _peer: bytes) -> RunFacts:
         run = self._run_of(message.run)

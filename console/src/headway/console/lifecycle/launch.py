@@ -22,7 +22,7 @@ from headway.console.folder import config_origins
 from headway.console.folder.claim import check_name, check_resumable, claimed, keep_config
 from headway.console.folder.starting import enter_stage
 from headway.console.gateway.remote_run import open_run
-from headway.console.hints import refuse_elsewhere
+from headway.console.hints import refuse_elsewhere, run_folders
 from headway.console.lifecycle.machines import (
     DRIVER_LOG,
     began_on,
@@ -141,14 +141,6 @@ def launch(
     return run
 
 
-def runs_below(runs_dir: Path) -> list[Run]:
-    """Every run in ``runs_dir``, the oldest first."""
-    found = [path.parent for path in runs_dir.glob("*/run.json")]
-    return [
-        open_run(path) for path in sorted(found, key=lambda p: (p / "run.json").stat().st_mtime)
-    ]
-
-
 def run_name(text: str) -> str:
     """A name for a run after a file or a title: what a folder's name may not hold becomes "-"."""
     return re.sub(r"[^A-Za-z0-9_.-]+", "-", text).strip("-.") or "run"
@@ -160,11 +152,10 @@ def _choose(runs_dir: Path, base: str, name: str | None) -> Path:
     if name is not None:
         check_name(name)
         return runs_dir / name
-    mine = [
-        run for run in runs_below(runs_dir) if re.fullmatch(rf"{re.escape(base)}(-\d+)?", run.name)
-    ]
-    if mine and mine[-1].outcome != "finished":
-        return mine[-1].path
+    pattern = re.compile(rf"{re.escape(base)}(-\d+)?")
+    mine = [folder for folder in run_folders(runs_dir) if pattern.fullmatch(folder.name)]
+    if mine and open_run(mine[-1]).outcome != "finished":
+        return mine[-1]
     numbers = [int(run.name.rpartition("-")[2]) for run in mine if run.name != base]
     return runs_dir / (base if not mine else f"{base}-{max(numbers, default=1) + 1}")
 

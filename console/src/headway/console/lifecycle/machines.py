@@ -131,26 +131,33 @@ def prepare(
     make_shared(shared, run, report)
     forget_driver(folder)  # the run is not live, so it has ended
     nodes = config.launch.nodes + config.launch.spares
-    former = Bundle.load(folder.bundle) if folder.bundle.exists() else None
-    corpus = _corpus_at(Path(config.data.path))
-    control, needs = shared / "control", needs_of(config)
+    # all that can fail comes before machines are taken
+    is_known = folder.bundle.exists()
+    secret = Bundle.load(folder.bundle).secret if is_known else tokens.new_secret()
+    console_key = cluster.key_of("console").public.decode()
+    path, needs = Path(config.data.path), needs_of(config)
+    corpus = Corpus(str(path), digest_of(path), Dataset(path).recipe)
+    provided = provide(
+        machines, nodes, run_id=folder.run_id, control=shared / "control", report=report
+    )
+    if not config.launch.interface and isinstance(provided, SlurmRun):
+        launch = dataclasses.replace(config.launch, interface=provided.network)
+        config = dataclasses.replace(config, launch=launch)
     bundle = Bundle(
         run_id=folder.run_id,
         start=secrets.token_hex(4),
         name=run.name,
         nodes=nodes,
-        config="",
+        config=to_toml(config),
         network=config.launch.network,
-        engine={},
+        engine=facts_of(provided),
         shared=str(shared),
-        secret=former.secret if former is not None else tokens.new_secret(),
-        console_key=cluster.key_of("console").public.decode(),
+        secret=secret,
+        console_key=console_key,
         corpus=corpus,
         gpus=needs.gpus,
         shm_bytes=needs.shm_bytes,
     )
-    provided = provide(machines, nodes, run_id=folder.run_id, control=control, report=report)
-    bundle = _with_machines(bundle, config, provided)
     try:
         if lease_of(folder.control).look().holder is not None:
             raise InputError(
@@ -162,22 +169,6 @@ def prepare(
         _report_trouble(of_bundle(bundle).release, report)
         raise
     return bundle
-
-
-def _corpus_at(path: Path) -> Corpus:
-    return Corpus(str(path), digest_of(path), Dataset(path).recipe)
-
-
-def _with_machines(bundle: Bundle, config: RunConfig, provided: MachinesConfig) -> Bundle:
-    if not config.launch.interface and isinstance(provided, SlurmRun):
-        launch = dataclasses.replace(config.launch, interface=provided.network)
-        config = dataclasses.replace(config, launch=launch)
-    return dataclasses.replace(
-        bundle,
-        config=to_toml(config),
-        network=config.launch.network,
-        engine=facts_of(provided),
-    )
 
 
 def forget_driver(folder: RunDir) -> None:

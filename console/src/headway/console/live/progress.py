@@ -169,11 +169,9 @@ class ProgressReader:
             self.config, self._config_at_ns = self._run.config, at_ns
 
 
-def read_progress(
-    run: Run, peak: Peak | None = None, *, timeout_s: float = 1.0, num_ranks: int = 0
-) -> Progress:
+def read_progress(run: Run, peak: Peak | None = None, *, num_ranks: int = 0) -> Progress:
     """Where ``run`` stands now, as ``ProgressReader.read``."""
-    return ProgressReader(run, peak).read(timeout_s=timeout_s, num_ranks=num_ranks)
+    return ProgressReader(run, peak).read(num_ranks=num_ranks)
 
 
 def utilisation(config: RunConfig, peak: Peak | None, tokens_per_s: float) -> float | None:
