@@ -13,20 +13,7 @@ import time
 from headway.common.decide import Event, Log
 from headway.common.errors import HeadwayError
 from headway.common.node.process import GONE
-from headway.launch.init.core import (
-    BeatReceived,
-    Core,
-    Ended,
-    Exit,
-    ForwardSigterm,
-    Kill,
-    Limits,
-    Looked,
-    NotStarted,
-    Start,
-    Started,
-    StopRequested,
-)
+from headway.launch.init import core
 from headway.launch.init.executor import Executor, Place
 from headway.launch.init.log import say
 from headway.launch.init.signals import on_socket, received
@@ -42,8 +29,8 @@ class Supervisor:
     There is one per process: it takes the signals and reaps all children.
     """
 
-    def __init__(self, place: Place, limits: Limits | None = None) -> None:
-        self._place, self._core = place, Core(limits)
+    def __init__(self, place: Place) -> None:
+        self._place, self._core = place, core.Core()
         self._executor: Executor | None = None
         self._poll = select.poll()
         self._code: int | None = None
@@ -62,22 +49,22 @@ class Supervisor:
     def _turn(self, source: socket.socket) -> None:
         for number in received(source):
             if number in _END_SIGNALS:
-                self._handle(StopRequested(signal.Signals(number).name))
+                self._handle(core.StopRequested(signal.Signals(number).name))
         # Beats come before the look: after a stall of both, the executor's report counts first.
         executor = self._executor
         if executor is not None:
             heard = executor.listen()
             if heard.is_beating:
-                self._handle(BeatReceived())
+                self._handle(core.BeatReceived())
             if not heard.is_open:
                 self._forget(executor, beats_only=True)
         self._reap()
         if executor is None:
-            self._handle(Looked())
+            self._handle(core.Looked())
         elif (state := executor.state()) == GONE:
             self._end(executor)
         else:
-            self._handle(Looked(state))
+            self._handle(core.Looked(state))
 
     def _reap(self) -> None:
         """Collect every child that has ended, of the executor's too: orphans are passed to us."""
@@ -93,7 +80,7 @@ class Supervisor:
         self._forget(executor)
         self._reap()  # it may have ended since the last time
         executor.listen()  # whether it said that it ends
-        event = Ended(executor.code, executor.last_line())
+        event = core.Ended(executor.code, executor.last_line())
         executor.close()
         self._executor = None
         self._handle(event)
@@ -103,30 +90,30 @@ class Supervisor:
             match action:
                 case Log():
                     say(action.level, action.event, node=self._place.node, **action.fields)
-                case Start():
+                case core.Start():
                     self._handle(self._start())
-                case Kill() if self._executor is not None:
+                case core.Kill() if self._executor is not None:
                     self._executor.send(signal.SIGKILL)
-                case ForwardSigterm() if self._executor is not None:
+                case core.ForwardSigterm() if self._executor is not None:
                     self._executor.send(signal.SIGTERM)
-                case Exit():
+                case core.Exit():
                     self._code = action.code
                 case _:
                     pass
 
-    def _start(self) -> Started | NotStarted:
+    def _start(self) -> core.Started | core.NotStarted:
         try:
             found = Executor.find(self._place)
             is_adopted = found is not None
             executor = found or Executor.start(self._place, self._core.ended_for)
         except (HeadwayError, OSError) as error:
             is_gone = not self._place.cluster.exists()
-            return NotStarted(str(error), is_gone=is_gone)
+            return core.NotStarted(str(error), is_gone=is_gone)
         self._executor = executor
         self._poll.register(executor.pidfd, select.POLLIN)
         if executor.beats is not None:
             self._poll.register(executor.beats.fd, select.POLLIN)
-        return Started(
+        return core.Started(
             executor.process,
             is_adopted=is_adopted,
             age_s=executor.process.age_s() if is_adopted else 0.0,

@@ -13,7 +13,7 @@ import ipaddress
 import os
 import sys
 import time
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -58,15 +58,14 @@ class ConnectionSource:
         own: this node's address in the ranks' network.
     """
 
-    def __init__(self, own: str, clock_s: Callable[[], float] = time.monotonic) -> None:
-        self._clock_s = clock_s
-        self._own, self._probes = own, Probes(own, clock_s)
+    def __init__(self, own: str) -> None:
+        self._own, self._probes = own, Probes(own)
         self._since_s: dict[int, float] = {}
         """By inode: since when a connection repeats."""
 
     def read(self, pids: Collection[int]) -> Peers:
         """The peers of the ranks' connections; the first reading only begins to ask them."""
-        now_s, all_peers = self._clock_s(), set[str]()
+        now_s, all_peers = time.monotonic(), set[str]()
         worst: dict[str, Connection] = {}
         for one in _connections(pids, _sockets_of(pids)):
             all_peers.add(one.address)

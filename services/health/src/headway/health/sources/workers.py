@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 
 import msgspec
@@ -23,13 +23,8 @@ _NO_FEED = Feed(wait="", age_s=-1.0, writer_pid=0)
 class WorkerSource:
     """The ranks whose flight rings are in ``shm_dir``."""
 
-    def __init__(
-        self,
-        shm_dir: Path,
-        config: HealthConfig,
-        clock_s: Callable[[], float] = time.monotonic,
-    ) -> None:
-        self._shm_dir, self._clock_s = shm_dir, clock_s
+    def __init__(self, shm_dir: Path, config: HealthConfig) -> None:
+        self._shm_dir = shm_dir
         self._flight = FlightSource(shm_dir, config.median_window_steps)
         self._feeds = FeedSource(shm_dir)
         self._pss = PssReader(config.pss_interval_s)
@@ -70,7 +65,7 @@ class WorkerSource:
         )
 
     def _cpu_fraction(self, process: ProcessId, signals: ProcessSignals) -> float:
-        now_s = self._clock_s()
+        now_s = time.monotonic()
         before_s, before_cpu_s = self._cpu.get(process, (now_s, signals.cpu_s))
         self._cpu[process] = (now_s, signals.cpu_s)
         elapsed_s = now_s - before_s

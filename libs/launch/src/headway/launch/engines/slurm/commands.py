@@ -50,14 +50,14 @@ class Step:
     nodes: str
 
 
-def command(words: Sequence[str], *, stdin: str = "", limit_s: float = LIMIT_S) -> str:
+def command(words: Sequence[str]) -> str:
     """Run one of them; returns its output.
 
     Raises:
         UnreachableError: the controller does not answer. DeadlineError: Slurm is not installed.
         RefusedError: it refuses.
     """
-    found = reach.run(words, name="Slurm", stdin=stdin, limit_s=limit_s, env=environment(words[0]))
+    found = reach.run(words, name="Slurm", limit_s=LIMIT_S, env=environment(words[0]))
     if found.returncode:
         raise trouble(words[0], found.stderr or found.stdout)
     return found.stdout
