@@ -246,13 +246,13 @@ def test_machines_that_were_given_are_given_back_where_the_start_goes_no_further
 def test_a_run_that_came_back_while_machines_were_waited_for_is_left_alone(
     fleet: Fleet, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    provide = machines.provide
+    provide = machines.choose.provide
 
     def slowly(*words: object, **named: object) -> object:
         fleet.lead()
         return provide(*words, **named)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(machines, "provide", slowly)
+    monkeypatch.setattr(machines.choose, "provide", slowly)
     with pytest.raises(InputError, match="another driver took over run big while"):
         fleet.start()
     assert fleet.calls == [] and fleet.lease.look().holder is not None

@@ -137,8 +137,8 @@ def test_a_failed_start_keeps_the_run_that_it_could_not_end(
     own_roots: Path, hosts: HostsConfig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     touch_corpus(own_roots / "corpus")
-    monkeypatch.setattr(machines, "of_bundle", Unreached)
-    monkeypatch.setattr(launch, "prepare_corpus", lambda *_: None)
+    monkeypatch.setattr(machines.choose, "of_bundle", Unreached)
+    monkeypatch.setattr(launch.preflight, "prepare_corpus", lambda *_: None)
     with pytest.raises(StillRunningError, match="node 0 on a: a cannot be reached") as caught:
         _start(own_roots, hosts, _config(own_roots / "corpus"))
     assert "headway stop new --now" in caught.value.remedy
@@ -155,8 +155,8 @@ def test_a_second_interruption_keeps_the_run_that_it_did_not_end(
         raise KeyboardInterrupt
 
     touch_corpus(own_roots / "corpus")
-    monkeypatch.setattr(machines, "of_bundle", Unreached)
-    monkeypatch.setattr(launch, "prepare_corpus", lambda *_: None)
+    monkeypatch.setattr(machines.choose, "of_bundle", Unreached)
+    monkeypatch.setattr(launch.preflight, "prepare_corpus", lambda *_: None)
     for name in ("start_all", "stop"):
         monkeypatch.setattr(Unreached, name, interrupt)
     monkeypatch.setattr(Unreached, "start_first", lambda _: None)
@@ -170,8 +170,8 @@ def test_a_driver_that_cannot_start_is_the_cause_where_others_cannot_join(
 ) -> None:
     said = "error: cannot listen on tcp://10.0.0.5: the ports 7000-7000 are all in use"
     touch_corpus(own_roots / "corpus")
-    monkeypatch.setattr(machines, "of_bundle", Unreached)
-    monkeypatch.setattr(launch, "prepare_corpus", lambda *_: None)
+    monkeypatch.setattr(machines.choose, "of_bundle", Unreached)
+    monkeypatch.setattr(launch.preflight, "prepare_corpus", lambda *_: None)
     monkeypatch.setattr(Unreached, "start_first", lambda _: None)
     monkeypatch.setattr(Unreached, "stop", lambda *_: [])
     for log, expected in ((said, said), ("up", "c cannot be reached")):

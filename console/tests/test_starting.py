@@ -61,7 +61,7 @@ def test_each_stage_of_a_start_can_be_watched_and_a_refusal_leaves_no_run(
         look()
         raise HeadwayError("node 0 did not start")
 
-    monkeypatch.setattr(launch, "prepare_corpus", look)
+    monkeypatch.setattr(launch.preflight, "prepare_corpus", look)
     monkeypatch.setattr(launch, "measure_peak", look)
     monkeypatch.setattr(launch, "start", fail)
     with pytest.raises(HeadwayError, match="node 0 did not start"):
@@ -80,7 +80,7 @@ def test_a_bad_corpus_and_ctrl_c_leave_no_folder(
         assert Run(own_roots / "runs" / "new").state == "starting"
         raise error
 
-    monkeypatch.setattr(launch, "prepare_corpus", refuse)
+    monkeypatch.setattr(launch.preflight, "prepare_corpus", refuse)
     with pytest.raises(type(error)):
         Cluster(own_roots / "runs").launch(SMALL, name="new")
     assert list((own_roots / "runs").iterdir()) == []

@@ -37,19 +37,9 @@ from headway.console.lifecycle.machines import (
 )
 from headway.console.lifecycle.shared_folder import removed_if_new, shared_folder
 from headway.console.live.progress import full_rate
+from headway.console.machine import preflight
 from headway.console.machine.memory import memory_warnings
 from headway.console.machine.peak import cached_peak, machine_peak
-from headway.console.machine.preflight import (
-    check_machine,
-    check_metrics_ports,
-    check_network,
-    check_own_block,
-    check_sinks,
-    check_torch,
-    corpus_stage,
-    own_corpus_folder,
-    prepare_corpus,
-)
 from headway.console.run import Run
 from headway.controller.client import reopen
 from headway.launch.cluster import ClusterFolder
@@ -82,23 +72,23 @@ def launch(
     Raises:
         InputError: anything wrong that can be found before step 0. A new run then leaves no folder.
     """
-    check_torch()
+    preflight.check_torch()
     if name is not None:  # before anything is prepared for it
         refuse_elsewhere(_choose(runs_dir, base, name))
     if folder is None and engine != "slurm":
         folder, engine = began_on(_choose(runs_dir, base, name))
-    asked = config
+    asked, config = config, preflight.own_corpus_folder(config)
     machines = slurm_defaults(runs_dir) if engine == "slurm" else machines_of(folder)
     if machines is None:
-        config, line = resolve_auto(own_corpus_folder(config), ranks=config.parallel.world_size)
+        config, line = resolve_auto(config, ranks=config.parallel.world_size)
     else:
         check_machines(machines, config)
-        config, line = resolve_on_machines(own_corpus_folder(config), machines)
+        config, line = resolve_on_machines(config, machines)
         config = fit_for_machines(config)
     report(line)
-    check_sinks(config.launch.sinks)
-    check_own_block(config)
-    check_machine(config, runs_dir, is_alone=machines is None)
+    preflight.check_sinks(config.launch.sinks)
+    preflight.check_own_block(config)
+    preflight.check_machine(config, runs_dir, is_alone=machines is None)
     for line in memory_warnings(config):
         report(line)
     with claimed(_choose(runs_dir, base, name), report) as (records, resumed):
@@ -111,8 +101,8 @@ def launch(
             check_first_weights(config)
         if not resumed:  # a resumed run keeps its own until nothing can be refused any more
             keep_config(run, config)
-        enter_stage(run.path, corpus_stage(config))
-        prepare_corpus(config, report)
+        enter_stage(run.path, preflight.corpus_stage(config))
+        preflight.prepare_corpus(config, report)
         if measure and machines is None:
             enter_stage(run.path, "measuring this machine's peak")
             measure_peak(config.train.device, report)
@@ -123,8 +113,8 @@ def launch(
             keep_arenas=folder is None and resumed and has_same_nodes(run, config),
         )
         if machines is None:
-            check_metrics_ports(config.launch.metrics_ports)
-            check_network(config.launch.network)
+            preflight.check_metrics_ports(config.launch.metrics_ports)
+            preflight.check_network(config.launch.network)
         if run.outcome:
             reopen(run.folder)
         keep_epoch(run)

@@ -18,17 +18,8 @@ from headway.console.lifecycle.shared_folder import check_possible, make_shared,
 from headway.console.run import Run
 from headway.dataloader import Dataset
 from headway.launch.cluster import ClusterFolder
-from headway.launch.engines.choose import (
-    Hardware,
-    MachinesConfig,
-    check_number,
-    check_reached,
-    config_of,
-    facts_of,
-    hardware_of,
-    of_bundle,
-    provide,
-)
+from headway.launch.engines import choose
+from headway.launch.engines.choose import MachinesConfig
 from headway.launch.engines.remote.engine import MachinesEngine
 from headway.launch.engines.slurm.config import SlurmConfig, SlurmRun
 from headway.launch.join import tokens
@@ -46,7 +37,7 @@ DRIVER_LOG = "n0-driver.log"
 def machines_of(folder: Path | None) -> MachinesConfig | None:
     """The machines of a cluster's folder; None where its nodes are emulated here."""
     facts = ClusterFolder(folder).engine if folder is not None else {}
-    return config_of(facts) if facts else None
+    return choose.config_of(facts) if facts else None
 
 
 def began_on(path: Path) -> tuple[Path | None, str]:
@@ -77,9 +68,9 @@ def resolve_on_machines(config: RunConfig, machines: MachinesConfig) -> tuple[Ru
     """
     ranks, train = config.launch.ranks_per_node, config.train
     if "auto" in (train.device, train.dtype):
-        there = hardware_of(machines, ranks)
+        there = choose.hardware_of(machines, ranks)
     else:
-        there = Hardware(0)
+        there = choose.Hardware(0)
     gpus = ranks if train.device == "gpu" else there.gpus
     return resolve_auto(config, ranks=ranks, gpus=gpus, cpuinfo=there.cpuinfo)
 
@@ -92,7 +83,7 @@ def check_machines(machines: MachinesConfig, config: RunConfig) -> None:
             be made. HeadwayError: one is not reached.
     """
     nodes = config.launch.nodes + config.launch.spares
-    check_number(machines, nodes)
+    choose.check_number(machines, nodes)
     if not config.launch.interface and not isinstance(machines, SlurmConfig):
         raise InputError(
             "launch.interface is not set, so machines cannot reach each other",
@@ -105,7 +96,7 @@ def check_machines(machines: MachinesConfig, config: RunConfig) -> None:
             remedy="leave it out and use `headway export`",
         )
     check_possible(Path(machines.shared))
-    check_reached(machines, nodes)
+    choose.check_reached(machines, nodes)
 
 
 def fit_for_machines(config: RunConfig) -> RunConfig:
@@ -137,7 +128,7 @@ def prepare(
     console_key = cluster.key_of("console").public.decode()
     path, needs = Path(config.data.path), needs_of(config)
     corpus = Corpus(str(path), digest_of(path), Dataset(path).recipe)
-    provided = provide(
+    provided = choose.provide(
         machines, nodes, run_id=folder.run_id, control=shared / "control", report=report
     )
     if not config.launch.interface and isinstance(provided, SlurmRun):
@@ -150,7 +141,7 @@ def prepare(
         nodes=nodes,
         config=to_toml(config),
         network=config.launch.network,
-        engine=facts_of(provided),
+        engine=choose.facts_of(provided),
         shared=str(shared),
         secret=secret,
         console_key=console_key,
@@ -166,7 +157,7 @@ def prepare(
             )
         bundle.save(folder.bundle)
     except BaseException:  # Ctrl-C too
-        _report_trouble(of_bundle(bundle).release, report)
+        _report_trouble(choose.of_bundle(bundle).release, report)
         raise
     return bundle
 
@@ -188,7 +179,7 @@ def nodes_started(
         StillRunningError: node 0 had started, and a node may still run.
         HeadwayError: one did not start.
     """
-    engine, tried, may_be_led = of_bundle(bundle), range(0), False
+    engine, tried, may_be_led = choose.of_bundle(bundle), range(0), False
     try:
         if bundle.corpus.recipe:  # once a driver runs, a machine must start soon or is given up
             report("looking for the corpus on the machines; one that lacks it prepares it")

@@ -18,6 +18,8 @@ from headway.controller.client import Step
 from headway.trainer.config import RunConfig
 from headway.trainer.config.memory import model_shape
 
+ANSWER_S = 1.0
+
 
 @dataclass(frozen=True)
 class Progress:
@@ -117,15 +119,15 @@ class ProgressReader:
         self.skipped: list[int] = []
         """Every skipped step of the run, as of the newest ``read``."""
 
-    def read(self, *, timeout_s: float = 1.0, num_ranks: int = 0) -> Progress:
-        """Where the run stands now; waits at most ``timeout_s`` for its driver.
+    def read(self, *, num_ranks: int = 0) -> Progress:
+        """Where the run stands now; waits at most ``ANSWER_S`` for its driver.
 
         ``num_ranks``: so many ranks are listed in ``status``; their counts are there in any case.
         """
         with self._run.reading():
-            return self._read(timeout_s, num_ranks)
+            return self._read(num_ranks)
 
-    def _read(self, timeout_s: float, num_ranks: int) -> Progress:
+    def _read(self, num_ranks: int) -> Progress:
         self._read_config()
         self.new = self.newest.update()
         starter = self._run.starter
@@ -145,7 +147,7 @@ class ProgressReader:
             mfu=utilisation(self.config, self.peak, rate),
         )
         if not progress.is_over:
-            progress = _ask_driver(run, progress, timeout_s, num_ranks)
+            progress = _ask_driver(run, progress, num_ranks)
             progress = replace(progress, findings=self._findings.update())
         if progress.status is None:  # only the driver knows at once
             progress = replace(progress, steps=run.total_steps)
@@ -196,9 +198,9 @@ def full_rate(config: RunConfig, peak: Peak | None) -> float | None:
     return 1.0 / mfu(tokens_per_s=1.0, flops_per_token=flops_per_token, peak_flops=flops)
 
 
-def _ask_driver(run: Run, progress: Progress, timeout_s: float, num_ranks: int) -> Progress:
+def _ask_driver(run: Run, progress: Progress, num_ranks: int) -> Progress:
     try:
-        status = run.status(timeout_s, num_ranks=num_ranks)
+        status = run.status(ANSWER_S, num_ranks=num_ranks)
     except DeadlineError:
         return progress
     return replace(

@@ -13,25 +13,10 @@ from pathlib import Path
 import polars as pl
 from headway.common.config import load
 from headway.common.errors import InputError
+from headway.console.analysis import corpus, sample_order
 from headway.console.analysis.actions import step_actions
-from headway.console.analysis.corpus import (
-    Counts,
-    document_lengths,
-    frequent_tokens,
-    length_histogram,
-    sources,
-    splits,
-    token_counts,
-)
 from headway.console.analysis.events import load_events
 from headway.console.analysis.metrics import current, load_evaluations, load_metrics
-from headway.console.analysis.sample_order import (
-    data_waits,
-    order_of,
-    run_stream,
-    same_order,
-    samples_of,
-)
 from headway.console.analysis.time_ledger import ledger
 from headway.console.display.charts import Drawing, curves
 from headway.console.display.formatting import count, digits, milliseconds, share
@@ -95,12 +80,12 @@ class TrainingData:
             Column("share", "share of all tokens", share, "bar"),
             Column("bytes_per_token", "bytes of text per token", digits),
         ]
-        return Shown(splits(self.dataset), "Splits", columns, _SPLITS)
+        return Shown(corpus.splits(self.dataset), "Splits", columns, _SPLITS)
 
     def sources(self, split: str = "train") -> Shown:
         """The parts of the source by their share of the tokens."""
         name = self.dataset.meta.source if self.dataset.meta is not None else "unknown"
-        frame = sources(self._keys(split), self._lengths(split), name)
+        frame = corpus.sources(self._keys(split), self._lengths(split), name)
         columns = [
             Column("part", "part of the source"),
             Column("documents", "documents", count),
@@ -122,7 +107,7 @@ class TrainingData:
         """How long the documents are."""
         lengths = self._lengths(split)
         span = pl.format("{} to {}", "from_tokens", pl.col("to_tokens") - 1)
-        frame = length_histogram(lengths).with_columns(span.alias("span"))
+        frame = corpus.length_histogram(lengths).with_columns(span.alias("span"))
         columns = [
             Column("span", "tokens per document"),
             Column("documents", "documents", count),
@@ -152,7 +137,7 @@ class TrainingData:
         used = int((counts > 0).sum())
         note = f"{used:,} of {len(counts):,} tokens occur"
         note += "." if is_whole else f" in the {counts.sum():,} tokens that were counted."
-        frame = frequent_tokens(counts, tokenizer, number)
+        frame = corpus.frequent_tokens(counts, tokenizer, number)
         return Shown(frame, "Most frequent tokens of train", columns, note)
 
     # ---- what is read when --------------------------------------------------------------------
@@ -169,7 +154,7 @@ class TrainingData:
             InputError: ``step`` or ``number`` is out of range, or no document ends in an epoch.
             ConfigError: ``rank`` is out of range.
         """
-        samples = samples_of(self.config, rank=rank, step=step)
+        samples = sample_order.samples_of(self.config, rank=rank, step=step)
         if not 0 <= number < len(samples):
             raise InputError(
                 f"rank {rank} reads {len(samples)} samples per step, not one of number {number}",
@@ -177,7 +162,7 @@ class TrainingData:
             )
         if with_end:
             step, number = self._next_end(rank, step, number)
-            samples = samples_of(self.config, rank=rank, step=step)
+            samples = sample_order.samples_of(self.config, rank=rank, step=step)
         place = self.config.parallel.grid.coordinates(rank)
         epoch, position = divmod(samples[number], self._reader.samples_per_epoch)
         is_outer = place.pp in (0, self.config.parallel.pp - 1)
@@ -195,7 +180,7 @@ class TrainingData:
         """Step and number of the next sample with a document's end, of an epoch at most."""
         steps = self._reader.samples_per_epoch // self.config.batch_ramp.start + 1
         for later in range(step, step + steps):
-            samples = samples_of(self.config, rank=rank, step=later)
+            samples = sample_order.samples_of(self.config, rank=rank, step=later)
             for place in range(number if later == step else 0, len(samples)):
                 if any(piece.is_end for piece in self._reader.read(samples[place])):
                     return later, place
@@ -215,7 +200,7 @@ class TrainingData:
             Column("is_same", "same batch", _yes),
         ]
         note = "Read just now by the client that training uses; digests are cut to 16 characters."
-        frame = same_order(self.config, step, self._order)
+        frame = sample_order.same_order(self.config, step, self._order)
         return Shown(frame, f"Global batch of step {step}", columns, note)
 
     def position(self) -> Shown:
@@ -268,7 +253,7 @@ class TrainingData:
             rows += [
                 (f"this run, validation after {step} steps", loss) for step, loss in found.rows()
             ]
-        per_token = splits(self.dataset)["bytes_per_token"][-1]
+        per_token = corpus.splits(self.dataset)["bytes_per_token"][-1]
         frame = pl.DataFrame(
             [
                 {
@@ -321,7 +306,7 @@ class TrainingData:
         """
         run = self._of_run()
         events, grid = load_events(run.path), self.config.parallel.grid
-        frame = data_waits(step_actions(events, grid), ledger(events, grid))
+        frame = sample_order.data_waits(step_actions(events, grid), ledger(events, grid))
         columns = [
             Column("rank", "rank", count),
             Column("num_steps", "steps", count),
@@ -339,23 +324,23 @@ class TrainingData:
     # ---- inside -------------------------------------------------------------------------------
     @cached_property
     def _reader(self) -> SampleReader:
-        return SampleReader(run_stream(self.config, order=self._order))
+        return SampleReader(sample_order.run_stream(self.config, order=self._order))
 
     @cached_property
     def _order(self) -> str:
-        return order_of(self._run) if self._run is not None else ""
+        return sample_order.order_of(self._run) if self._run is not None else ""
 
     @cached_property
-    def _counts(self) -> tuple[Counts, bool]:
-        return token_counts(self.dataset)
+    def _counts(self) -> tuple[corpus.Counts, bool]:
+        return corpus.token_counts(self.dataset)
 
     @property
     def _unigram(self) -> list[tuple[str, float | None]]:
         meta = self.dataset.meta
         return [] if meta is None else [("frequencies of the training tokens", meta.unigram_nats)]
 
-    def _lengths(self, split: str) -> Counts:
-        return document_lengths(self.dataset, split)
+    def _lengths(self, split: str) -> corpus.Counts:
+        return corpus.document_lengths(self.dataset, split)
 
     def _keys(self, split: str) -> list[str] | None:
         return self.dataset.keys(split)
