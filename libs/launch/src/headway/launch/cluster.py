@@ -100,13 +100,9 @@ class ClusterFolder:
         engine: Mapping[str, Any] | None = None,
     ) -> None:
         """Write ``cluster.json``."""
-        facts = {
-            "schema": SCHEMA,
-            "id": cluster_id,
-            "nodes": nodes,
-            "network": asdict(network or Network()),
-        }
-        self.write("cluster.json", {**facts, "engine": dict(engine or {})})
+        facts = {"schema": SCHEMA, "id": cluster_id, "nodes": nodes}
+        where = {"network": asdict(network or Network()), "engine": dict(engine or {})}
+        self.write("cluster.json", facts | where)
 
     @property
     def exists(self) -> bool:

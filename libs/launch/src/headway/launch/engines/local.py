@@ -59,16 +59,9 @@ class LocalEngine:
         self._end_hanging(node, kill_hung=kill_hung and init is not None)
         if init is not None:
             return
+        words = ["--cluster", str(self.cluster.path.resolve()), "--node", str(node)]
         self._started[node] = spawn(
-            [
-                sys.executable,
-                "-m",
-                "headway.launch.init",
-                "--cluster",
-                str(self.cluster.path.resolve()),
-                "--node",
-                str(node),
-            ],
+            [sys.executable, "-m", "headway.launch.init", *words],
             log_path=self.cluster.path / "logs" / f"n{node}-init.log",
             env=place_of(self.cluster.path, node).environment("init", os.environ),
             cwd=Path.cwd(),

@@ -75,89 +75,66 @@ def _selector(bundle: Bundle) -> dict[str, Any]:
     return {"matchLabels": {"app.kubernetes.io/instance": bundle.run_id}}
 
 
+def _object(
+    kind: str, bundle: Bundle, config: KubernetesConfig, *, api: str = "v1", **more: Any
+) -> dict[str, Any]:
+    """An object of the run; ``more`` is what its kind has beside a name."""
+    return {"apiVersion": api, "kind": kind, "metadata": _metadata(bundle, config), **more}
+
+
 def _secret(bundle: Bundle, config: KubernetesConfig, console_key: str) -> dict[str, Any]:
-    return {
-        "apiVersion": "v1",
-        "kind": "Secret",
-        "metadata": _metadata(bundle, config),
-        "type": "Opaque",
-        "immutable": True,
-        "stringData": {BUNDLE: bundle.to_json(), CONSOLE_KEY: console_key},
-    }
+    files = {BUNDLE: bundle.to_json(), CONSOLE_KEY: console_key}
+    return _object("Secret", bundle, config, type="Opaque", immutable=True, stringData=files)
 
 
 def _lease(bundle: Bundle, config: KubernetesConfig) -> dict[str, Any]:
     """The driver's lease. Only its name, so that applying it again changes nothing."""
-    return {"apiVersion": API_VERSION, "kind": KIND, "metadata": _metadata(bundle, config)}
+    return _object(KIND, bundle, config, api=API_VERSION)
 
 
 def _account(bundle: Bundle, config: KubernetesConfig) -> list[dict[str, Any]]:
     """A ServiceAccount that may read and replace the run's lease, and nothing else."""
     group = "rbac.authorization.k8s.io"
+    api = f"{group}/v1"
     lease = {
         "apiGroups": [GROUP],
         "resources": ["leases"],
         "resourceNames": [bundle.name],
         "verbs": ["get", "update"],
     }
+    role = {"apiGroup": group, "kind": "Role", "name": bundle.name}
     # without a namespace the subject is in the binding's
     subject = {"kind": "ServiceAccount", "name": bundle.name}
     if config.namespace:
         subject["namespace"] = config.namespace
     return [
-        {
-            "apiVersion": "v1",
-            "kind": "ServiceAccount",
-            "metadata": _metadata(bundle, config),
-            "automountServiceAccountToken": False,
-        },
-        {
-            "apiVersion": f"{group}/v1",
-            "kind": "Role",
-            "metadata": _metadata(bundle, config),
-            "rules": [lease],
-        },
-        {
-            "apiVersion": f"{group}/v1",
-            "kind": "RoleBinding",
-            "metadata": _metadata(bundle, config),
-            "roleRef": {"apiGroup": group, "kind": "Role", "name": bundle.name},
-            "subjects": [subject],
-        },
+        _object("ServiceAccount", bundle, config, automountServiceAccountToken=False),
+        _object("Role", bundle, config, api=api, rules=[lease]),
+        _object("RoleBinding", bundle, config, api=api, roleRef=role, subjects=[subject]),
     ]
 
 
 def _network_policy(bundle: Bundle, config: KubernetesConfig) -> dict[str, Any]:
     """Pods of the run accept connections of each other only."""
-    return {
-        "apiVersion": "networking.k8s.io/v1",
-        "kind": "NetworkPolicy",
-        "metadata": _metadata(bundle, config),
-        "spec": {
-            "podSelector": _selector(bundle),
-            "policyTypes": ["Ingress"],
-            "ingress": [{"from": [{"podSelector": _selector(bundle)}]}],
-        },
+    spec = {
+        "podSelector": _selector(bundle),
+        "policyTypes": ["Ingress"],
+        "ingress": [{"from": [{"podSelector": _selector(bundle)}]}],
     }
+    return _object("NetworkPolicy", bundle, config, api="networking.k8s.io/v1", spec=spec)
 
 
 def _job(bundle: Bundle, config: KubernetesConfig, needs: Needs) -> dict[str, Any]:
-    return {
-        "apiVersion": "batch/v1",
-        "kind": "Job",
-        "metadata": _metadata(bundle, config),
-        "spec": {
-            "completionMode": "Indexed",
-            "completions": bundle.nodes,
-            "parallelism": bundle.nodes,
-            "backoffLimitPerIndex": ALWAYS,
-            "podReplacementPolicy": "Failed",  # never two pods with the same number
-            "template": {
-                "metadata": {"labels": _labels(bundle)},
-                "spec": _pod(bundle, config, needs),
-            },
-        },
+    pod = {"metadata": {"labels": _labels(bundle)}, "spec": _pod(bundle, config, needs)}
+    spec = {
+        "completionMode": "Indexed",
+        "completions": bundle.nodes,
+        "parallelism": bundle.nodes,
+        "backoffLimitPerIndex": ALWAYS,
+        "podReplacementPolicy": "Failed",  # never two pods with the same number
+        "template": pod,
     }
+    return _object("Job", bundle, config, api="batch/v1", spec=spec)
 
 
 def _pod(bundle: Bundle, config: KubernetesConfig, needs: Needs) -> dict[str, Any]:

@@ -180,7 +180,7 @@ class SlurmMachines:
             found = self._srun(place, node, [verb], limit_s, stdin=ticket)
             self._check(place, found)
             return found.stdout
-        with private.answer_file(Path(self._control)) as answer:
+        with private.new_file(Path(self._control), private.ANSWER) as answer:
             words = [verb, "--answer", str(answer)]
             self._check(place, self._srun(place, node, words, limit_s, stdin=ticket))
             return private.read(answer)

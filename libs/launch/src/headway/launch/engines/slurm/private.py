@@ -16,7 +16,8 @@ from headway.common.errors import HeadwayError
 
 ANSWERS = ("log", "records")
 """Verbs whose output is written to a file."""
-_TICKET, _ANSWER = "ticket-", "answer-"
+TICKET, ANSWER = "ticket-", "answer-"
+"""How the names of these files begin."""
 
 
 @contextlib.contextmanager
@@ -28,7 +29,7 @@ def ticket_file(folder: Path, ticket: str) -> Iterator[list[str]]:
     Raises:
         HeadwayError: it cannot be written.
     """
-    with _file(folder, _TICKET) as path:
+    with new_file(folder, TICKET) as path:
         try:
             path.write_text(ticket)  # closed before the machine opens it, as NFS demands
         except OSError as error:
@@ -36,21 +37,10 @@ def ticket_file(folder: Path, ticket: str) -> Iterator[list[str]]:
         yield ["--ticket", str(path)]
 
 
-@contextlib.contextmanager
-def answer_file(folder: Path) -> Iterator[Path]:
-    """A new file for the output of a verb, which exists until the end of the block.
-
-    Raises:
-        HeadwayError: it cannot be made.
-    """
-    with _file(folder, _ANSWER) as path:
-        yield path
-
-
 def remove_left(folder: Path) -> None:
     """The run is over: remove the files of commands that were killed."""
     with contextlib.suppress(OSError):
-        for prefix in (_TICKET, _ANSWER):
+        for prefix in (TICKET, ANSWER):
             for path in folder.glob(f"{prefix}*"):
                 path.unlink(missing_ok=True)
 
@@ -68,7 +58,12 @@ def read(path: Path) -> str:
 
 
 @contextlib.contextmanager
-def _file(folder: Path, prefix: str) -> Iterator[Path]:
+def new_file(folder: Path, prefix: str) -> Iterator[Path]:
+    """A new file, as for the output of a verb, which exists until the end of the block.
+
+    Raises:
+        HeadwayError: it cannot be made.
+    """
     try:
         handle, name = tempfile.mkstemp(dir=folder, prefix=prefix)
     except OSError as error:
