@@ -77,16 +77,20 @@ class Run(RunFrames, Steering):
             if outcome in TERMINAL_OUTCOMES and not live:
                 return outcome
             if not live and not self.outcome and self.starter is None:
-                raise HeadwayError(
-                    f"run {self.name} stopped unexpectedly: none of its processes is running",
-                    remedy=f"start it again with `headway run`; logs: {self.folder.logs}",
-                )
+                raise self.crashed()
             if deadline is not None and time.monotonic() > deadline:
                 raise DeadlineError(
                     f"run {self.name} is not over after {timeout_s} s",
                     remedy="see `headway status`",
                 )
             time.sleep(0.2)
+
+    def crashed(self) -> HeadwayError:
+        """The error for a run that is not over and has no process any more."""
+        return HeadwayError(
+            f"run {self.name} stopped unexpectedly: none of its processes is running",
+            remedy=f"start it again with `headway run`; logs: {self.hint('logs')}",
+        )
 
     def fetch_records(self) -> list[str]:
         """Copy logs and records of steps from the machines of the run into its folder.

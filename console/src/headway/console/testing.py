@@ -272,14 +272,8 @@ class FakeRun:
         names = ("operation", "name", "value", "count", "tokens")
         asked = Steer(sequence=0, **{name: getattr(message, name) for name in names})
         steer, _ = self._journal.add_command(message.id, asked)
-        self._log(
-            "command",
-            sequence=steer.sequence,
-            operation=steer.operation,
-            name=steer.name,
-            value=steer.value,
-            count=steer.count,
-        )
+        shown = ("sequence", "operation", "name", "value", "count")
+        self._log("command", **{name: getattr(steer, name) for name in shown})
         self._carry_out(steer)
         return Accepted(sequence=steer.sequence)
 

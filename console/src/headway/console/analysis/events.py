@@ -79,20 +79,22 @@ def windows(run: RunDir) -> Iterator[tuple[int, int, npt.NDArray[Any]]]:
             raise CorruptError(f"{path} holds records of another format", remedy="remove the file")
         node = int(found[1])
         yield node, int(found[2]), clocks.shift(node, records, path.stat().st_mtime)
-    for folder in sorted((shm_root() / run.run_id).glob("n*")):
-        number = folder.name[1:]
-        if number.isdigit():
-            yield from _live(NodePaths(run.run_id, int(number)), clocks)
-
-
-def _live(paths: NodePaths, clocks: Clocks) -> Iterator[tuple[int, int, npt.NDArray[Any]]]:
-    for path in paths.segments("flight"):
+    for node, path in live_rings(run.run_id):
         try:
             reader = FlightReader(path)
         except (CorruptError, FileNotFoundError):
             continue  # just being made, or removed with its run
-        yield paths.node, reader.header.rank, clocks.shift(paths.node, reader.snapshot())
+        yield node, reader.header.rank, clocks.shift(node, reader.snapshot())
         reader.close()
+
+
+def live_rings(run_id: str) -> Iterator[tuple[int, Path]]:
+    """Node and file of each flight ring of a run on this machine."""
+    for folder in sorted((shm_root() / run_id).glob("n*")):
+        if folder.name[1:].isdigit():
+            node = int(folder.name[1:])
+            for path in NodePaths(run_id, node).segments("flight"):
+                yield node, path
 
 
 def frame(node: int, rank: int, records: npt.NDArray[Any]) -> pl.DataFrame:

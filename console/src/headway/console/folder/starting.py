@@ -59,9 +59,7 @@ class Starter:
 
     def is_same_start(self, other: Starter) -> bool:
         """Whether both are marks of one start, at whatever stages."""
-        return replace(self, stage="", stage_unix_s=0.0) == replace(
-            other, stage="", stage_unix_s=0.0
-        )
+        return replace(self, stage=other.stage, stage_unix_s=other.stage_unix_s) == other
 
     def doing(self) -> str:
         """``preparing corpus stdlib (12 s)``: the stage, and how long it has lasted."""

@@ -168,11 +168,8 @@ def has_same_nodes(run: Run, config: RunConfig) -> bool:
         old, new = run.config.launch, config.launch
     except HeadwayError:  # written by another version
         return False
-    return (old.nodes, old.ranks_per_node, old.spares) == (
-        new.nodes,
-        new.ranks_per_node,
-        new.spares,
-    )
+    keys = ("nodes", "ranks_per_node", "spares")
+    return all(getattr(old, key) == getattr(new, key) for key in keys)
 
 
 # ---- 2. the peak, for MFU -----------------------------------------------------------------

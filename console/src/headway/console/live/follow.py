@@ -100,10 +100,7 @@ class Follower:
             if over:
                 return outcome
             if not live and not self._run.outcome:
-                raise HeadwayError(
-                    f"run {self._run.name} stopped unexpectedly: none of its processes is running",
-                    remedy=f"start it again with `headway run`; logs: {self._run.hint('logs')}",
-                )
+                raise self._run.crashed()
             if self._interrupts and self._react():
                 return "detached"
             time.sleep(POLL_S)

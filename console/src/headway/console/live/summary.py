@@ -198,15 +198,9 @@ def _checkpoint_line(row: dict[str, Any]) -> str:
 
 
 def _recovery_line(row: dict[str, Any]) -> str:
-    spans = {
-        "detect": "detect_s",
-        "decide": "decide_s",
-        "restore": "restore_s",
-        "first step": "first_step_s",
-    }
-    times = ", ".join(
-        f"{name} {row[key]:.2f} s" for name, key in spans.items() if row[key] is not None
-    )
+    spans = {name: row[f"{name}_s"] for name in ("detect", "decide", "restore", "first_step")}
+    known = {name.replace("_", " "): s for name, s in spans.items() if s is not None}
+    times = ", ".join(f"{name} {span_s:.2f} s" for name, span_s in known.items())
     total = "under way" if row["total_s"] is None else f"{row['total_s']:.2f} s"
     paused = ", in a pause" * bool(row["is_paused"])
     return (

@@ -7,6 +7,7 @@ recovery rewound are hidden by TensorBoard itself: a restart is marked, which dr
 
 from __future__ import annotations
 
+import io
 import os
 import socket
 import time
@@ -55,11 +56,11 @@ class EventFiles:
         if self._descriptor < 0:
             self._open()
             events.insert(0, Event(wall_time=time.time(), file_version="brain.Event:2"))
-        records = _Buffer()
+        records = io.BytesIO()
         writer = RecordWriter(records)
         for event in events:
             writer.write(event.SerializeToString())
-        left = memoryview(bytes(records.data))
+        left = memoryview(records.getvalue())
         while left:
             left = left[os.write(self._descriptor, left) :]
 
@@ -102,16 +103,6 @@ class EventFiles:
         if self._descriptor >= 0:
             os.close(self._descriptor)
         self._descriptor, self._path = -1, None
-
-
-class _Buffer:
-    """What ``RecordWriter`` writes to."""
-
-    def __init__(self) -> None:
-        self.data = bytearray()
-
-    def write(self, data: bytes) -> None:
-        self.data += data
 
 
 def _text(tag: str, text: str) -> Summary:

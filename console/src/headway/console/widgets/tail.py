@@ -13,9 +13,9 @@ import numpy as np
 import numpy.typing as npt
 from headway.common.errors import CorruptError
 from headway.common.node.flight import RECORD, FlightReader
-from headway.common.node.run_dir import NodePaths, RunDir, shm_root
+from headway.common.node.run_dir import RunDir, shm_root
 from headway.console.analysis.clocks import Clocks
-from headway.console.analysis.events import windows
+from headway.console.analysis.events import live_rings, windows
 from headway.console.folder.records import RunRecords
 
 MAX_OPEN = 256
@@ -171,7 +171,7 @@ class FlightTail:
 
         The files are looked at when a folder has changed, and every few seconds.
         """
-        folders = sorted((shm_root() / self._run.run_id).glob("n*"))
+        folders = (shm_root() / self._run.run_id).glob("n*")
         changed = {str(folder): folder.stat().st_mtime_ns for folder in folders}
         now = time.monotonic()
         if changed == self._changed and now - self._found_at_s < FIND_S:
@@ -179,11 +179,9 @@ class FlightTail:
         self._changed, self._found_at_s = changed, now
         self._clocks = Clocks(RunRecords(self._run.path))
         found: dict[Path, int] = {}
-        for folder in folders:
-            if folder.name[1:].isdigit():
-                for path in NodePaths(self._run.run_id, int(folder.name[1:])).segments("flight"):
-                    with contextlib.suppress(FileNotFoundError):
-                        found[path] = path.stat().st_ino
+        for _, path in live_rings(self._run.run_id):
+            with contextlib.suppress(FileNotFoundError):
+                found[path] = path.stat().st_ino
         for path in [p for p, ring in self._rings.items() if found.get(p) != ring.inode]:
             self._rings.pop(path).reader.close()
         for path in sorted(found.keys() - self._rings.keys()):
