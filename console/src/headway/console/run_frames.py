@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -95,11 +94,9 @@ class RunFrames(RunRecords):
             InputError: ``level`` or ``since`` is unknown, or no file has ``name`` in its name.
         """
         import polars as pl
-        from headway.console.folder.logs import COLUMNS, LogReader, as_row, since_unix_s
+        from headway.console.folder.logs import COLUMNS, LogReader, as_row
 
-        begin = None if since is None else since_unix_s(since, time.time())
-        reader = LogReader(self.log_folders, name=name, rank=rank, level=level, since_unix_s=begin)
-        reader.check_name()
+        reader = LogReader(self.log_folders, name=name, rank=rank, level=level, since=since)
         schema = {column: pl.Int64 if column == "rank" else pl.String for column in COLUMNS}
         return pl.DataFrame([as_row(line) for line in reader.read()], schema=schema, orient="row")
 
@@ -177,7 +174,6 @@ class RunFrames(RunRecords):
 
     def _facts(self) -> list[tuple[str, str]]:
         from headway.console.folder.outputs import newest_checkpoint
-        from headway.console.hints import resume_command
 
         steps = f"{self.completed_steps}/{self.total_steps}"
         facts = [("state", self.state), ("step", steps)]
@@ -189,8 +185,8 @@ class RunFrames(RunRecords):
         if (checkpoint := newest_checkpoint(self)) is not None:
             facts.append(("checkpoint", f"step {checkpoint}"))
         facts.append(("folder", str(self.path)))
-        if self.state not in ("starting", "live", "finished") and not self.is_elsewhere:
-            facts.append(("resume", resume_command(self.path, self.cluster_folder)))
+        if command := self.resume_command(self.state):
+            facts.append(("resume", command))
         return facts
 
 

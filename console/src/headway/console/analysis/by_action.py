@@ -5,18 +5,11 @@ from __future__ import annotations
 import polars as pl
 from headway.console.analysis.actions import STEP_KEY, label
 
-SCHEMA = {
-    "pp_rank": pl.Int64,
-    "label": pl.String,
-    "num_per_step": pl.Float64,
-    "p50_s": pl.Float64,
-    "p99_s": pl.Float64,
-    "share": pl.Float64,
-}
+COLUMNS = ("pp_rank", "label", "num_per_step", "p50_s", "p99_s", "share")
 
 
 def action_times(actions: pl.DataFrame) -> pl.DataFrame:
-    """One row per pipeline stage and action, the longest first, columns ``SCHEMA``.
+    """One row per pipeline stage and action, the longest first, columns ``COLUMNS``.
 
     ``p50_s`` and ``p99_s`` of the sum over one step of one rank; ``share`` of all recorded time of
     the stage's steps; waits are actions of their own. ``actions`` as ``step_actions`` returns them.
@@ -37,7 +30,7 @@ def action_times(actions: pl.DataFrame) -> pl.DataFrame:
             (pl.col("num") / pl.col("num_steps")).alias("num_per_step"), total.alias("share")
         )
         .sort("pp_rank", "total_ns", descending=[False, True])
-        .select(*SCHEMA)
+        .select(*COLUMNS)
     )
 
 

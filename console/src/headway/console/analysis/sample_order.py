@@ -26,14 +26,7 @@ ORDERS = {
     "digest": pl.String,
     "is_same": pl.Boolean,
 }
-WAITS = {
-    "rank": pl.Int64,
-    "num_steps": pl.Int64,
-    "p50_s": pl.Float64,
-    "p99_s": pl.Float64,
-    "highest_s": pl.Float64,
-    "share": pl.Float64,
-}
+WAITS = ("rank", "num_steps", "p50_s", "p99_s", "highest_s", "share")
 
 
 def run_stream(

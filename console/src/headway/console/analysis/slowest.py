@@ -5,15 +5,8 @@ from __future__ import annotations
 import polars as pl
 from headway.console.analysis.time_ledger import BETWEEN, COLUMNS, WHOLE_STEP
 
-SCHEMA = {
-    "step": pl.Int64,
-    "generation": pl.Int64,
-    "total_s": pl.Float64,
-    "beyond_s": pl.Float64,
-    "cause": pl.String,
-    "rank": pl.Int64,
-    "cause_s": pl.Float64,
-}
+SHOWN = ("step", "generation", "total_s", "beyond_s", "cause", "rank", "cause_s")
+"""Columns of the slowest steps."""
 EFFECTS = ["waiting", "communication"]
 """What a rank does while another one is late: a cause only if no rank spent more on other work."""
 LEAST_SHARE = 0.5
@@ -32,7 +25,7 @@ def step_time_quantiles(rows: pl.DataFrame) -> pl.DataFrame:
 
 
 def slow_steps(rows: pl.DataFrame, number: int = 8) -> pl.DataFrame:
-    """The ``number`` slowest steps, the slowest first, columns ``SCHEMA``.
+    """The ``number`` slowest steps, the slowest first, columns ``SHOWN``.
 
     ``cause`` is what one rank (``rank``; null where all are concerned) spent most on beyond its own
     median step: ``cause_s`` seconds, of ``beyond_s`` that the step took beyond the median one.
@@ -64,7 +57,7 @@ def slow_steps(rows: pl.DataFrame, number: int = 8) -> pl.DataFrame:
             pl.col("total").alias("total_s"),
         )
         .sort("total_s", descending=True)
-        .select(*SCHEMA)
+        .select(*SHOWN)
     )
 
 

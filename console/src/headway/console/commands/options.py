@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import sys
 import tomllib
 from contextvars import ContextVar
@@ -35,12 +36,9 @@ def complete_runs(ctx: typer.Context, incomplete: str) -> list[str]:
 def complete_ranks(ctx: typer.Context, incomplete: str) -> list[str]:
     """The ranks of the run that the line names so far, or of the newest."""
     parallel = _table(ctx, "parallel")
-    size = 1
-    for axis in ("tp", "pp", "dp"):
-        size *= int(parallel.get(axis, 1))
-    return [
-        str(rank) for rank in range(size if parallel else 0) if str(rank).startswith(incomplete)
-    ]
+    degrees = [int(parallel.get(axis, 1)) for axis in ("tp", "pp", "dp")]
+    size = math.prod(degrees) if parallel else 0
+    return [str(rank) for rank in range(size) if str(rank).startswith(incomplete)]
 
 
 def complete_nodes(ctx: typer.Context, incomplete: str) -> list[str]:

@@ -239,16 +239,15 @@ def logs(
     as_json: AsJson = False,
 ) -> None:
     """Print log lines of all processes, in order of time."""
-    from headway.console.folder.logs import LogReader, since_unix_s
+    from headway.console.folder.logs import LogReader
 
     found = find_run(run, runs_dir)
     if rank is not None:
         found.check_rank(rank)
     for trouble in found.fetch_records():
         typer.echo(trouble, err=True)
-    begin = since_unix_s(since, time.time()) if since else None
-    reader = LogReader(found.log_folders, name=name, rank=rank, level=level, since_unix_s=begin)
-    reader.check_name()
+    folders = found.log_folders
+    reader = LogReader(folders, name=name, rank=rank, level=level, since=since or None)
     lines, newest = reader.read(), NEWEST_LINES if tail is None else tail
     is_all = bool(since) and tail is None
     _print_lines(lines if is_all else lines[max(0, len(lines) - newest) :], as_json)

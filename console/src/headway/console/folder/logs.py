@@ -6,6 +6,7 @@ import datetime
 import json
 import os
 import re
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -48,10 +49,10 @@ class LogReader:
         name: part of the file's name.
         rank: lines of this rank only.
         level: the lowest level.
-        since_unix_s: only lines from this moment on.
+        since: only lines of this time before now, as ``since_unix_s`` takes it.
 
     Raises:
-        InputError: ``level`` is unknown.
+        InputError: ``level`` or ``since`` is unknown, or no file has ``name`` in its name.
     """
 
     def __init__(
@@ -61,20 +62,21 @@ class LogReader:
         name: str = "",
         rank: int | None = None,
         level: str = "debug",
-        since_unix_s: float | None = None,
+        since: float | str | None = None,
     ) -> None:
         if level not in LEVELS:
             raise InputError(
                 f"level {level!r} is unknown", remedy=f"use one of {', '.join(LEVELS)}"
             )
         self._folders, self._name, self._rank = folders, name, rank
-        self._least, self._since_unix_s = LEVELS.index(level), since_unix_s
+        self._least = LEVELS.index(level)
+        self._since_unix_s = 0.0 if since is None else since_unix_s(since, time.time())
         self._offsets: dict[Path, int] = {}
         self._last: dict[Path, dict[str, Any]] = {}
         self._unreadable: set[Path] = set()
+        self._check_name()
 
-    def check_name(self) -> None:
-        """Raises InputError when no log file has the name's part."""
+    def _check_name(self) -> None:
         names = sorted({path.stem for folder in self._folders for path in folder.glob("*.log")})
         if self._name and not any(self._name in name for name in names):
             known = ", ".join(names)
@@ -129,7 +131,7 @@ class LogReader:
             return False
         if self._rank is not None and line.get("rank") != self._rank:
             return False
-        return self._since_unix_s is None or self._since_unix_s <= _unix_s(line["timestamp"])
+        return self._since_unix_s <= _unix_s(line["timestamp"])
 
 
 def _unix_s(timestamp: object) -> float:

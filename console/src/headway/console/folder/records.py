@@ -15,7 +15,7 @@ from headway.common.node.run_dir import RunDir
 from headway.common.polling import wait_until
 from headway.console.folder.presence import TAKEOVER_S, Observer, Presence
 from headway.console.folder.starting import Starter, starter_of
-from headway.console.hints import hint
+from headway.console.hints import hint, resume_command
 from headway.console.machine.peak import Peak, cached_peak
 from headway.controller.client import JournalFile, RunJournal, kept_facts
 from headway.launch.cluster import ClusterFolder
@@ -139,6 +139,12 @@ class RunRecords:
         if ended == "not started" and starter_of(self.path) is not None:
             ended = "interrupted while starting"
         return {"led": "live", "silent": "unreachable", "gone": ended}[self.presence]
+
+    def resume_command(self, state: str) -> str:
+        """What resumes it; empty in a state in which nothing can, and on another machine."""
+        if self.is_elsewhere or state in ("starting", "live", "finished"):
+            return ""
+        return resume_command(self.path, self.cluster_folder)
 
     @property
     def starter(self) -> Starter | None:

@@ -11,7 +11,6 @@ from headway.common.errors import HeadwayError
 from headway.common.output import mebibytes
 from headway.console.folder.outputs import bytes_below, newest_checkpoint
 from headway.console.folder.records import RunRecords
-from headway.console.hints import resume_command
 
 HEADER = ("run", "state", "step", "checkpoint", "started", "size")
 _AGES = ((86400.0, "d"), (3600.0, "h"), (60.0, "min"))
@@ -80,9 +79,7 @@ def _sound_entry(run: RunRecords) -> Entry:
         checkpoint=newest_checkpoint(run),
         started_unix_s=run.folder.run_json.stat().st_mtime,
         size_bytes=bytes_below(run.path),
-        resume=""
-        if state in ("starting", "live", "finished") or run.is_elsewhere
-        else resume_command(run.path, run.cluster_folder),
+        resume=run.resume_command(state),
         trouble=run.journal_trouble,
     )
 

@@ -11,7 +11,6 @@ from headway.common.output import Table, mebibytes
 from headway.console.analysis.metrics import load_evaluations
 from headway.console.folder.outputs import checkpoints
 from headway.console.folder.samples import corpus, final_sample
-from headway.console.hints import resume_command
 from headway.console.live.progress import read_progress, utilisation
 from headway.console.run import Run
 
@@ -84,7 +83,7 @@ def summarise(run: Run, *, write_trace: bool = False) -> Summary:
         trace=trace,
         no_trace=no_trace,
         notebook=_notebook(),
-        resume=_resume(run),
+        resume=run.resume_command(run.state) if run.outcome else "",
     )
 
 
@@ -181,12 +180,6 @@ def _notebook() -> str:
         if (root / NOTEBOOK).exists():
             return str(root / NOTEBOOK)
     return ""
-
-
-def _resume(run: Run) -> str:
-    if run.outcome not in ("stopped", "failed") or run.is_elsewhere:
-        return ""
-    return resume_command(run.path, run.cluster_folder)
 
 
 def _nats(value: float | None) -> str:

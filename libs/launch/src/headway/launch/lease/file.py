@@ -365,7 +365,6 @@ class LeaseTerm:
 
     def __init__(self, lease: Lease, me: Holder) -> None:
         self._lease, self.me = lease, me
-        self._is_over = False
 
     def renew(self) -> None:
         """Show progress.
@@ -374,12 +373,12 @@ class LeaseTerm:
             SupersededError: another process leads. OSError: the record could not
                 be written this time.
         """
-        self.me = replace(self.me, beat=self.me.beat + 1, is_over=self._is_over)
+        self.me = replace(self.me, beat=self.me.beat + 1)
         self._lease.publish(self.me)
 
     def finish(self) -> None:
         """Have the next renewal say that the run is over."""
-        self._is_over = True
+        self.me = replace(self.me, is_over=True)
 
     def resign(self) -> None:
         """Let another node lead. Raises the same errors as ``renew``."""
