@@ -35,13 +35,9 @@ Node = Annotated[
 
 def register(app: typer.Typer) -> None:
     """Add the group."""
-    node = add_group(
-        app,
-        "node",
-        "Start, supervise or stop one node of a cluster.",
-        MACHINES,
-        ("headway node stop --cluster clusters/mine --node 0",),
-    )
+    example = "headway node stop --cluster clusters/mine --node 0"
+    help_ = "Start, supervise or stop one node of a cluster."
+    node = add_group(app, "node", help_, MACHINES, (example,))
     page(
         node,
         examples=(
@@ -52,7 +48,7 @@ def register(app: typer.Typer) -> None:
     )(start)
     page(
         node,
-        examples=("headway node stop --cluster clusters/mine --node 0",),
+        examples=(example,),
         json="one object: cluster, node, stopped",
     )(stop)
     page(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import time
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -44,28 +45,21 @@ PROGRESS_KEYS = (
 
 def register(app: typer.Typer) -> None:
     """Add the commands."""
-    page(
-        app,
-        heading=LOOK,
+    look = partial(page, app, heading=LOOK)
+    look(
         examples=("headway runs", "headway runs --json | jq -r '.[].name'"),
         json="list: name, state, step, steps, checkpoint, started_unix_s, size_bytes, resume, "
         "trouble",
     )(runs)
-    page(
-        app,
-        heading=LOOK,
+    look(
         examples=("headway status", "headway status tiny --ranks"),
         json=f"one object: {PROGRESS_KEYS}",
     )(status)
-    page(
-        app,
-        heading=LOOK,
+    look(
         examples=("headway watch", "headway watch tiny --json"),
         json="one object per line: the keys of `status` and unix_s; or event, unix_s",
     )(watch)
-    page(
-        app,
-        heading=LOOK,
+    look(
         examples=("headway logs -f", "headway logs --rank 2 --since 5m --level warning"),
         json="one object per line: timestamp, level, event, file, and the fields of that event",
     )(logs)

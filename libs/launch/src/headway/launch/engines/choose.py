@@ -30,26 +30,12 @@ MachinesConfig = HostsConfig | SlurmConfig | KubernetesConfig
 DESCRIBE_LIMIT_S = 30.0
 
 
-@dataclass(frozen=True)
-class _Kind:
-    """A kind of engine over machines."""
-
-    config: type[MachinesConfig]
-    """What a bundle keeps of it."""
-    machines: Callable[[Bundle, Any], Machines]
-
-
-_KINDS = {
-    "hosts": _Kind(HostsConfig, lambda _, config: HostMachines(config)),
-    "slurm": _Kind(
-        SlurmRun,
-        lambda bundle, config: SlurmMachines(bundle.run_id, str(bundle.control), config),
-    ),
-    "kubernetes": _Kind(
-        KubernetesConfig,
-        lambda bundle, config: KubernetesMachines(bundle.name, bundle.nodes, config.scratch),
-    ),
+_KINDS: dict[str, type[MachinesConfig]] = {
+    "hosts": HostsConfig,
+    "slurm": SlurmRun,
+    "kubernetes": KubernetesConfig,
 }
+"""Kind of an engine over machines -> what a bundle keeps of it."""
 
 
 def engine_of(run: RunDir, cluster: ClusterFolder) -> Engine:
@@ -69,8 +55,18 @@ def of_bundle(bundle: Bundle) -> MachinesEngine:
     Raises:
         InputError: this version has none of that name.
     """
-    config = config_of(bundle.engine)
-    return MachinesEngine(bundle, _KINDS[bundle.engine["kind"]].machines(bundle, config))
+    return MachinesEngine(bundle, _machines(bundle, config_of(bundle.engine)))
+
+
+def _machines(bundle: Bundle, config: MachinesConfig) -> Machines:
+    match config:
+        case KubernetesConfig():
+            return KubernetesMachines(bundle.name, bundle.nodes, config.scratch)
+        case SlurmRun():
+            return SlurmMachines(bundle.run_id, str(bundle.control), config)
+        case HostsConfig():
+            return HostMachines(config)
+    raise AssertionError(f"{config} is not what a bundle keeps")
 
 
 def provide(
@@ -176,12 +172,10 @@ def config_of(facts: Mapping[str, Any]) -> MachinesConfig:
         raise InputError(
             f"unknown engine {kind!r}", remedy="use the version of Headway that created this"
         )
-    return from_dict(
-        _KINDS[kind].config, {key: value for key, value in facts.items() if key != "kind"}
-    )
+    return from_dict(_KINDS[kind], {key: facts[key] for key in facts if key != "kind"})
 
 
 def facts_of(config: MachinesConfig) -> dict[str, Any]:
     """What ``cluster.json`` and a bundle keep of the engine."""
-    kind = next(name for name, kind in _KINDS.items() if issubclass(kind.config, type(config)))
+    kind = next(name for name, kept in _KINDS.items() if issubclass(kept, type(config)))
     return {"kind": kind, **to_dict(config)}
