@@ -31,43 +31,52 @@ TERRAFORM = "1.9"
 
 
 @dataclass(frozen=True)
-class Diagnosis:
-    """One finding; ``level`` is ``ok``, ``note`` (something is limited) or ``bad``."""
+class Finding:
+    """What one check found; ``level`` is ``ok``, ``note`` (something is limited) or ``bad``."""
 
-    name: str
     level: str
     message: str
     remedy: str = ""
 
 
+@dataclass(frozen=True)
+class Diagnosis:
+    """A finding with the name of its check."""
+
+    name: str
+    level: str
+    message: str
+    remedy: str
+
+
 def examine(runs_dir: Path = Path("runs")) -> list[Diagnosis]:
     """Every finding, in the order of the checks below."""
-    checks: tuple[Callable[[], Diagnosis], ...] = (
-        python,
-        packages,
-        torch,
-        shared_memory,
-        lambda: disk(runs_dir),
-        limits,
-        processors,
-        ports,
-        leftovers,
-        terraform,
-        gpus,
-    )
-    return [check() for check in checks]
+    checks: dict[str, Callable[[], Finding]] = {
+        "python": python,
+        "packages": packages,
+        "torch": torch,
+        "shm": shared_memory,
+        "disk": lambda: disk(runs_dir),
+        "limits": limits,
+        "processors": processors,
+        "ports": ports,
+        "leftovers": leftovers,
+        "terraform": terraform,
+        "gpus": gpus,
+    }
+    return [Diagnosis(name, **vars(check())) for name, check in checks.items()]
 
 
-def python() -> Diagnosis:
+def python() -> Finding:
     """The interpreter's version."""
     have = sys.version_info[:2]
     message = f"Python {platform.python_version()}"
     if PYTHONS[0] <= have <= PYTHONS[1]:
-        return Diagnosis("python", "ok", message)
-    return Diagnosis("python", "bad", f"{message} is not supported", "use Python 3.11 to 3.13")
+        return Finding("ok", message)
+    return Finding("bad", f"{message} is not supported", "use Python 3.11 to 3.13")
 
 
-def packages(constraints: Path | None = None) -> Diagnosis:
+def packages(constraints: Path | None = None) -> Finding:
     """Installed versions against ``constraints.txt``; the parts of Headway against each other.
 
     pip is left out: it comes with the virtual environment, and no run needs it.
@@ -76,18 +85,13 @@ def packages(constraints: Path | None = None) -> Diagnosis:
     ours = {name: v for name, v in installed.items() if name.startswith("headway-")}
     if len(set(ours.values())) > 1:
         listed = ", ".join(f"{name} {v}" for name, v in sorted(ours.items()))
-        return Diagnosis(
-            "packages",
-            "bad",
-            f"parts of different versions: {listed}",
-            "install them of one version",
+        return Finding(
+            "bad", f"parts of different versions: {listed}", "install them of one version"
         )
     file = constraints or find_up("constraints.txt")
     if file is None:
-        return Diagnosis(
-            "packages",
-            "ok",
-            f"{len(ours)} parts of one version; no constraints.txt to compare with",
+        return Finding(
+            "ok", f"{len(ours)} parts of one version; no constraints.txt to compare with"
         )
     tested: dict[str, list[str]] = {}  # some have a version for each Python
     for name, pin in _pins(file.read_text()):
@@ -102,36 +106,35 @@ def packages(constraints: Path | None = None) -> Diagnosis:
             f"{name} {have} (tested {want})" for name, (have, want) in sorted(other.items())[:4]
         )
         more = f" and {len(other) - 4} more" if len(other) > 4 else ""
-        return Diagnosis("packages", "note", f"{listed}{more}", "run `make setup`")
-    return Diagnosis("packages", "ok", f"{len(ours)} parts of one version, dependencies as tested")
+        return Finding("note", f"{listed}{more}", "run `make setup`")
+    return Finding("ok", f"{len(ours)} parts of one version, dependencies as tested")
 
 
-def torch() -> Diagnosis:
+def torch() -> Finding:
     """Which build of torch is installed, without importing it."""
     try:
         have = version("torch")
     except PackageNotFoundError:
         message = "torch is not installed, and a run needs it"
-        return Diagnosis("torch", "bad", message, INSTALL_TORCH)
+        return Finding("bad", message, INSTALL_TORCH)
     build = "CPU build" if "+cpu" in have else "CUDA build" if "+cu" in have else "standard build"
-    return Diagnosis("torch", "ok", f"torch {have}, {build}")
+    return Finding("ok", f"torch {have}, {build}")
 
 
-def shared_memory(path: Path = SHM, least_bytes: int = MIN_SHM_BYTES) -> Diagnosis:
+def shared_memory(path: Path = SHM, least_bytes: int = MIN_SHM_BYTES) -> Finding:
     """Room for snapshots and rings."""
     free = shutil.disk_usage(path).free
     message = f"{path}: {free >> 20} MiB free"
     if free >= least_bytes:
-        return Diagnosis("shm", "ok", message)
-    return Diagnosis(
-        "shm",
+        return Finding("ok", message)
+    return Finding(
         "bad",
         f"{message}, a small run needs {least_bytes >> 20}",
         "enlarge it (mount -o remount,size=2G /dev/shm; docker --shm-size 2g)",
     )
 
 
-def disk(folder: Path, least_bytes: int = MIN_FREE_BYTES) -> Diagnosis:
+def disk(folder: Path, least_bytes: int = MIN_FREE_BYTES) -> Finding:
     """Room for checkpoints and logs, on the disk that would hold the runs."""
     there = folder.resolve()
     while not there.exists():
@@ -139,12 +142,12 @@ def disk(folder: Path, least_bytes: int = MIN_FREE_BYTES) -> Diagnosis:
     free, writable = shutil.disk_usage(there).free, os.access(there, os.W_OK)
     message = f"{there}: {free >> 20} MiB free"
     if free >= least_bytes and writable:
-        return Diagnosis("disk", "ok", message)
+        return Finding("ok", message)
     trouble = f"a run needs {least_bytes >> 20}" if writable else "not writable"
-    return Diagnosis("disk", "bad", f"{message}, {trouble}", "free some space or pass --runs-dir")
+    return Finding("bad", f"{message}, {trouble}", "free some space or pass --runs-dir")
 
 
-def limits() -> Diagnosis:
+def limits() -> Finding:
     """Open files and processes of this user."""
     found = []
     for name, kind, least in (("open files", resource.RLIMIT_NOFILE, MIN_FILES),
@@ -155,48 +158,40 @@ def limits() -> Diagnosis:
     message = ", ".join(f"{name} {value}" for name, value, _, _ in found)
     low = [(name, least) for name, _, is_low, least in found if is_low]
     if low:
-        return Diagnosis(
-            "limits", "bad", message, f"raise {low[0][0]} to {low[0][1]} or more (ulimit)"
-        )
-    return Diagnosis("limits", "ok", message)
+        return Finding("bad", message, f"raise {low[0][0]} to {low[0][1]} or more (ulimit)")
+    return Finding("ok", message)
 
 
-def processors() -> Diagnosis:
+def processors() -> Finding:
     """Whether they order stores as shared memory needs it, and how many this process may use."""
     try:
         check_processor()
     except InputError as error:
-        return Diagnosis("processors", "bad", error.message, error.remedy)
+        return Finding("bad", error.message, error.remedy)
     have = len(os.sched_getaffinity(0))
     if have >= MIN_THREADS:
-        return Diagnosis("processors", "ok", f"{have} usable")
-    return Diagnosis(
-        "processors", "note", f"{have} usable; emulated nodes will share it", "give it 2 or more"
-    )
+        return Finding("ok", f"{have} usable")
+    return Finding("note", f"{have} usable; emulated nodes will share it", "give it 2 or more")
 
 
-def ports() -> Diagnosis:
+def ports() -> Finding:
     """Whether loopback sockets can be bound; runs take whatever port is free."""
     try:
         with socket.create_server(("127.0.0.1", 0)):
-            return Diagnosis("ports", "ok", "loopback sockets can be bound")
+            return Finding("ok", "loopback sockets can be bound")
     except OSError as error:
-        return Diagnosis(
-            "ports",
-            "bad",
-            f"no loopback socket: {error.strerror}",
-            "check 127.0.0.1 and its rights",
+        return Finding(
+            "bad", f"no loopback socket: {error.strerror}", "check 127.0.0.1 and its rights"
         )
 
 
-def leftovers() -> Diagnosis:
+def leftovers() -> Finding:
     """What ended runs have left in memory; the next start removes it."""
     dead = [run_id for run_id in _known_runs() if _is_dead(run_id)]
     if not dead:
-        return Diagnosis("leftovers", "ok", "nothing of ended runs")
+        return Finding("ok", "nothing of ended runs")
     num = sum(len(processes_of(run_id)) for run_id in dead)
-    return Diagnosis(
-        "leftovers",
+    return Finding(
         "note",
         f"of ended runs {', '.join(dead)}: {num} processes, sockets, shared memory",
         "the next `headway run` removes them",
@@ -220,26 +215,23 @@ def _is_dead(run_id: str) -> bool:
     return True
 
 
-def terraform() -> Diagnosis:
+def terraform() -> Finding:
     """Only `make up` needs it."""
     found = shutil.which("terraform")
     if found:
-        return Diagnosis("terraform", "ok", found)
-    return Diagnosis(
-        "terraform",
+        return Finding("ok", found)
+    return Finding(
         "note",
         "no terraform on the PATH",
         f"`make up` needs Terraform {TERRAFORM} or newer; `headway run` does not",
     )
 
 
-def gpus() -> Diagnosis:
+def gpus() -> Finding:
     """NVIDIA GPUs, as the kernel's driver lists them."""
     if found := num_gpus():
-        return Diagnosis(
-            "gpus", "ok", f"{found} NVIDIA: runs of at most as many ranks use them and NCCL"
-        )
-    return Diagnosis("gpus", "ok", "none: workers compute on the processor and use gloo")
+        return Finding("ok", f"{found} NVIDIA: runs of at most as many ranks use them and NCCL")
+    return Finding("ok", "none: workers compute on the processor and use gloo")
 
 
 def find_up(name: str) -> Path | None:
