@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 from headway.common.errors import InputError
+from headway.common.node.claim import holder_of
 from headway.common.node.process import ProcessId
 from headway.common.node.testing import identity, python_child, read_line, send_line, wait_until
 from headway.launch import ClusterFolder
@@ -49,7 +50,7 @@ def test_of_many_that_claim_at_once_one_has_the_node(cluster: ClusterFolder) -> 
         assert answers.count("mine") == 1
         assert sum("already has an executor" in answer for answer in answers) == 2
         owner = children[answers.index("mine")]
-        assert cluster.owner(0) == identity(owner)
+        assert holder_of(cluster.path / "nodes" / "0.lock") == identity(owner)
         send_line(owner, "again")
         assert read_line(owner) == "mine", "claiming twice is harmless"
 
@@ -60,7 +61,7 @@ def test_a_dead_owner_is_followed(cluster: ClusterFolder) -> None:
         send_line(owner, "go")
         assert read_line(owner) == "mine"
     cluster.claim(0)
-    assert cluster.owner(0) == ProcessId.current()
+    assert holder_of(cluster.path / "nodes" / "0.lock") == ProcessId.current()
 
 
 @pytest.fixture
@@ -99,7 +100,7 @@ def test_an_owner_frozen_for_good_is_followed_once_it_was_killed(
         wait_until(frozen.is_terminating, what="a signal that waits")
         assert frozen.alive()
         cluster.claim(0)
-        assert cluster.owner(0) == ProcessId.current()
+        assert holder_of(cluster.path / "nodes" / "0.lock") == ProcessId.current()
         (freezer / "freezer.state").write_text("THAWED")
 
 

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from headway.common.node.claim import holder_of
 from headway.common.node.janitor import processes_of
 from headway.common.node.process import ProcessId
 from headway.common.node.testing import child_environment, frozen, private_roots, wait_until
@@ -317,7 +318,9 @@ def test_inits_killed_at_any_moment_leave_one_executor(node: Node) -> None:
         init.wait()
     node.init()
     executor = node.executor()
-    wait_until(lambda: node.cluster.owner(0) == executor, what="one owner")
+    wait_until(
+        lambda: holder_of(node.cluster.path / "nodes" / "0.lock") == executor, what="one owner"
+    )
     wait_until(lambda: _executors(node) == [executor], what="it alone")
 
 

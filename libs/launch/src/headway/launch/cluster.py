@@ -305,10 +305,6 @@ class ClusterFolder:
                 remedy="leave that one running",
             ) from None
 
-    def owner(self, node: int) -> ProcessId | None:
-        """The process that claimed the node last, None before the first."""
-        return holder_of(self.path / "nodes" / f"{node}.lock")
-
     def init(self, node: int) -> ProcessId | None:
         """The process that was the node's init last, alive or not; None before the first."""
         return holder_of(self.path / "nodes" / f"{node}.init")
