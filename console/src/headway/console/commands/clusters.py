@@ -10,7 +10,7 @@ from headway.common.cli import AsJson
 from headway.common.errors import HeadwayError, InputError
 from headway.common.help_pages import page
 from headway.common.output import emit
-from headway.console.commands.options import Yes, confirm
+from headway.console.commands.options import Yes, confirm, reporter
 from headway.console.commands.pages import MACHINES, add_group
 from headway.console.commands.rendering import add_render
 
@@ -129,7 +129,7 @@ def _free(cluster: ClusterFolder, nodes: int, drain_runs: bool, as_json: bool) -
     used = live_runs(cluster) if drain_runs else {}
     for run in {run.path: run for node, run in used.items() if node >= nodes}.values():
         typer.echo(f"stopping run {run.name}, which uses nodes that end", err=as_json)
-        done = end(run, report=lambda line: typer.echo(line, err=as_json))
+        done = end(run, report=reporter(as_json))
         typer.echo(done.line(), err=as_json)
     check_unused(cluster, nodes, cluster.nodes - 1, ", or use --drain (`make up` DRAIN=1)")
 
@@ -188,7 +188,7 @@ def drain(
         confirm(f"stop {', '.join(run.name for run in runs)} on {folder}?", yes)
     for run in runs:
         try:
-            done = end(run, limit_s=limit, report=lambda line: typer.echo(line, err=as_json))
+            done = end(run, limit_s=limit, report=reporter(as_json))
             outcome, line = done.outcome, done.line()
         except HeadwayError as error:
             outcome, line = run.outcome, f"run {run.name}: {error.message}"
@@ -208,12 +208,9 @@ def remove(folder: Folder, yes: Yes = False, as_json: AsJson = False) -> None:
 
     cluster = ClusterFolder(folder)
 
-    def report(line: str) -> None:
-        typer.echo(line, err=as_json)
-
     noted = _noted(cluster)
     _refuse_starting(noted)
-    if live := [run.name for run in noted if run.settle(report)]:
+    if live := [run.name for run in noted if run.settle(reporter(as_json))]:
         raise InputError(
             f"{folder} has the keys of {', '.join(live)}, live on other machines",
             remedy=f"stop what runs there first: `headway cluster drain {folder}`",

@@ -15,7 +15,7 @@ from headway.common.cli import AsJson
 from headway.common.errors import InputError
 from headway.common.help_pages import page
 from headway.common.output import emit, to_json
-from headway.console.commands.options import RUNS, ClusterDir, RunsDir
+from headway.console.commands.options import RUNS, ClusterDir, NewName, RunsDir, Settings, reporter
 from headway.console.commands.pages import START
 
 if TYPE_CHECKING:
@@ -44,18 +44,8 @@ def run(
         Path,
         typer.Argument(metavar="CONFIG", help="TOML file, or a run to resume."),
     ],
-    overrides: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--set",
-            metavar="KEY=VALUE",
-            help="Change one setting, e.g. train.steps=50; repeatable.",
-        ),
-    ] = None,
-    name: Annotated[
-        str | None,
-        typer.Option(metavar="NAME", help="Name of the run; the file's name by default."),
-    ] = None,
+    overrides: Settings = None,
+    name: NewName = None,
     nodes: Annotated[
         int | None, typer.Option(metavar="N", help="The same as --set launch.nodes=N.")
     ] = None,
@@ -88,7 +78,7 @@ def run(
     while the run keeps stopping: `headway watch` and `headway status` show it. During start-up
     either one cancels the launch and cleans up.
     """
-    from headway.common.config import load, to_dict, to_toml
+    from headway.common.config import load
     from headway.trainer.config import RunConfig
 
     if not config.is_file() and (runs_dir / config / "config.toml").exists():
@@ -98,18 +88,7 @@ def run(
     settings = [*given, *(overrides or [])]
     resolved = load(RunConfig, [config], settings)
     if dry_run:
-        from headway.console.machine.memory import memory_report, memory_table
-        from headway.console.machine.preflight import check_own_block, own_corpus_folder
-
-        resolved = own_corpus_folder(resolved)
-        check_own_block(resolved)
-        if as_json:
-            typer.echo(to_json({**to_dict(resolved), "memory": memory_table(resolved)}))
-            return
-        typer.echo(to_toml(resolved).rstrip())
-        typer.echo(f"# {_architecture(resolved)}")
-        for line in memory_report(resolved):
-            typer.echo(f"# {line}")  # a comment, so that the output can be a configuration
+        _show(resolved, as_json)
         return
     from headway.console.cluster import Cluster
     from headway.console.live.follow import STOPS
@@ -130,6 +109,22 @@ def run(
         emit(done, as_json, [f"run {started.name} is up; watch it with {started.hint('watch')}"])
         return
     raise typer.Exit(_stay(started, as_json))
+
+
+def _show(config: RunConfig, as_json: bool) -> None:
+    """Print what a run would have; text can be used as a configuration."""
+    from headway.common.config import to_dict, to_toml
+    from headway.console.machine.memory import memory_report, memory_table
+    from headway.console.machine.preflight import check_own_block, own_corpus_folder
+
+    config = own_corpus_folder(config)
+    check_own_block(config)
+    if as_json:
+        typer.echo(to_json({**to_dict(config), "memory": memory_table(config)}))
+        return
+    typer.echo(to_toml(config).rstrip())
+    for line in (_architecture(config), *memory_report(config)):
+        typer.echo(f"# {line}")
 
 
 def _architecture(config: RunConfig) -> str:
@@ -172,9 +167,7 @@ def _launch(
     cluster: Cluster,
     as_json: bool,
 ) -> Run:
-    def report(line: str) -> None:
-        typer.echo(line, err=as_json)
-
+    report = reporter(as_json)
     try:
         return cluster.launch(config, settings, name=name, measure=True, report=report)
     except KeyboardInterrupt:

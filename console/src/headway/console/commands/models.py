@@ -9,7 +9,7 @@ import typer
 from headway.common.cli import AsJson
 from headway.common.help_pages import page
 from headway.common.output import counted, emit
-from headway.console.commands.options import RUNS, RunsDir, complete_runs
+from headway.console.commands.options import RUNS, RunsDir, Step, complete_runs
 from headway.console.commands.pages import START, add_group
 
 if TYPE_CHECKING:
@@ -74,10 +74,7 @@ def export(
         ),
     ],
     target: Target,
-    step: Annotated[
-        int | None,
-        typer.Option(metavar="STEP", help="Step of a checkpoint; the newest by default."),
-    ] = None,
+    step: Step = None,
     dtype: Annotated[
         str, typer.Option(metavar="TYPE", help="Type of the weights: bf16 or fp32.")
     ] = "bf16",

@@ -13,7 +13,7 @@ from headway.common.errors import DeadlineError, HeadwayError, InputError
 from headway.common.help_pages import page
 from headway.common.output import emit
 from headway.common.polling import wait_until
-from headway.console.commands.options import RUNS, RunsDir, Yes, confirm, find_run
+from headway.console.commands.options import RUNS, AnyCluster, RunsDir, Yes, confirm, find_run
 from headway.console.commands.pages import MACHINES, add_group
 
 if TYPE_CHECKING:
@@ -63,9 +63,7 @@ def register(app: typer.Typer) -> None:
 
 def start(
     node: Node,
-    cluster: Annotated[
-        Path | None, typer.Option("--cluster", metavar="DIR", help="The cluster's folder.")
-    ] = None,
+    cluster: AnyCluster = None,
     run: Annotated[str | None, typer.Option("--run", metavar="RUN", help="A live run.")] = None,
     runs_dir: RunsDir = RUNS,
     as_json: AsJson = False,
@@ -222,10 +220,7 @@ def init(
         Path | None,
         typer.Option(metavar="FILE", help="Join a run with this output of `headway node ticket`."),
     ] = None,
-    cluster: Annotated[
-        Path | None,
-        typer.Option("--cluster", metavar="DIR", help="A cluster of nodes on this machine."),
-    ] = None,
+    cluster: AnyCluster = None,
     node: Annotated[
         int | None, typer.Option("--node", metavar="NODE", help="Its node, from 0.", min=0)
     ] = None,

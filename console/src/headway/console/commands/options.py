@@ -13,7 +13,7 @@ import typer
 from headway.console.hints import run_folders
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from headway.console.run import Run
 
@@ -89,6 +89,21 @@ ClusterDir = Annotated[
 AnyRun = Annotated[
     str | None, typer.Argument(metavar="RUN", help=RUN_HELP, autocompletion=complete_runs)
 ]
+AnyCluster = Annotated[
+    Path | None, typer.Option("--cluster", metavar="DIR", help="The cluster's folder.")
+]
+NewName = Annotated[
+    str | None, typer.Option(metavar="NAME", help="Name of the run; the file's name by default.")
+]
+Settings = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--set", metavar="KEY=VALUE", help="Change one setting, e.g. train.steps=50; repeatable."
+    ),
+]
+Step = Annotated[
+    int | None, typer.Option(metavar="STEP", help="Step of a checkpoint; the newest by default.")
+]
 Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for confirmation.")]
 
 
@@ -105,6 +120,11 @@ def confirm(question: str, yes: bool) -> None:
     if not typer.confirm(question, default=False, err=True):
         typer.echo("nothing was done", err=True)
         raise typer.Exit(1)
+
+
+def reporter(as_json: bool) -> Callable[[str], None]:
+    """What prints a line of progress: on standard error beside JSON."""
+    return lambda line: typer.echo(line, err=as_json)
 
 
 def known_runs(runs_dir: Path) -> Sequence[Run]:

@@ -9,6 +9,7 @@ import typer
 from headway.common.cli import AsJson, group
 from headway.common.help_pages import epilog, page
 from headway.common.output import to_json
+from headway.console.commands.options import NewName, Settings
 
 EXAMPLE = "headway cluster render kubernetes my.toml --image headway:0.1 --claim headway"
 
@@ -35,10 +36,7 @@ def kubernetes(
         str,
         typer.Option(metavar="PVC", help="ReadWriteMany claim that holds corpus and checkpoints."),
     ],
-    name: Annotated[
-        str | None,
-        typer.Option(metavar="NAME", help="Name of the run; the file's name by default."),
-    ] = None,
+    name: NewName = None,
     namespace: Annotated[
         str, typer.Option(metavar="NS", help="Namespace of all objects; left out by default.")
     ] = "",
@@ -56,10 +54,7 @@ def kubernetes(
     gpu_resource: Annotated[
         str, typer.Option(metavar="NAME", help="Resource name of a GPU; nvidia.com/gpu by default.")
     ] = "nvidia.com/gpu",
-    overrides: Annotated[
-        list[str] | None,
-        typer.Option("--set", metavar="KEY=VALUE", help="Change one setting; repeatable."),
-    ] = None,
+    overrides: Settings = None,
     as_json: AsJson = False,
 ) -> None:
     """Print a new run as Kubernetes manifests.

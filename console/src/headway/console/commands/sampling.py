@@ -11,7 +11,7 @@ from headway.common.cli import AsJson
 from headway.common.errors import InputError
 from headway.common.output import emit
 from headway.console.commands.models import model_folder
-from headway.console.commands.options import RUNS, RunsDir, complete_runs, find_run
+from headway.console.commands.options import RUNS, RunsDir, Step, complete_runs, find_run
 
 KEYS = (
     "run, operation, sequence, applied, prompt, tokens, temperature, step, text, generation; "
@@ -50,10 +50,7 @@ def sample_command(send: Callable[..., None]) -> Callable[..., None]:
         ] = 1.0,
         count: Annotated[int, typer.Option(metavar="N", help="How many texts to write.")] = 1,
         seed: Annotated[int, typer.Option(metavar="N", help="Of the first text.")] = 0,
-        step: Annotated[
-            int | None,
-            typer.Option(metavar="STEP", help="Step of a checkpoint; the newest by default."),
-        ] = None,
+        step: Step = None,
         dtype: Annotated[
             str, typer.Option(metavar="TYPE", help="Type of the computation: bf16 or fp32.")
         ] = "fp32",

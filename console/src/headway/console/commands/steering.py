@@ -27,6 +27,7 @@ from headway.console.commands.options import (
     complete_runs,
     confirm,
     find_run,
+    reporter,
 )
 from headway.console.commands.pages import STEER
 from headway.console.commands.sampling import KEYS as SAMPLE_KEYS
@@ -258,7 +259,7 @@ def stop(
         row = OPERATIONS["stop"]
         _send(row, found.name, {}, runs_dir, wait=False, yes=True, as_json=as_json)
         return
-    ending = end(found, limit_s=limit, now=now, report=lambda line: typer.echo(line, err=as_json))
+    ending = end(found, limit_s=limit, now=now, report=reporter(as_json))
     emit(ending, as_json, [ending.line()])
     raise typer.Exit(ending.exit_code(now=now))
 

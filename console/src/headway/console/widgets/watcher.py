@@ -42,7 +42,7 @@ class RunWatcher:
 
     def __init__(self, run: Run, *, period_s: float = 0.5, window_s: float = 20.0) -> None:
         self.path: Path = run.path
-        self.name, self.config = run.name, run.config
+        self.name = run.name
         self._period_s, self._window_s = period_s, window_s
         self._orders: queue.SimpleQueue[_Order | None] = queue.SimpleQueue()
         self._subscribers: dict[Callable[[Picture], None], Callable[[str], None]] = {}
@@ -73,11 +73,6 @@ class RunWatcher:
 
     def __exit__(self, *_: object) -> None:
         self.close()
-
-    @property
-    def picture(self) -> Picture | None:
-        """The newest picture, None before the first."""
-        return self._picture
 
     def subscribe(
         self,
