@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from headway.common.errors import ConfigError
+from headway.common.config_checks import above_zero, at_least, within
 
 
 @dataclass(frozen=True)
@@ -32,27 +32,6 @@ class StoreConfig:
     """How often the daemon lists the checkpoints folder for the parts of other nodes."""
 
     def __post_init__(self) -> None:
-        for name, value, least in (
-            ("durable_every", self.durable_every, 1),
-            ("snapshot_every", self.snapshot_every, 1),
-            ("keep", self.keep, 1),
-        ):
-            if value < least:
-                raise ConfigError(
-                    f"ckpt.{name}={value} is below {least}",
-                    remedy=f"set ckpt.{name} to {least} or more",
-                )
-        if not 0 <= self.nice <= 19:
-            raise ConfigError(
-                f"ckpt.nice={self.nice} is not within 0..19",
-                remedy="choose a niceness from 0 to 19",
-            )
-        for name, period_s in (
-            ("scan_period_s", self.scan_period_s),
-            ("folder_period_s", self.folder_period_s),
-        ):
-            if not period_s > 0:
-                raise ConfigError(
-                    f"ckpt.{name}={period_s} is not positive",
-                    remedy=f"set ckpt.{name} above 0",
-                )
+        at_least(self, "ckpt", 1, "durable_every", "snapshot_every", "keep")
+        within(self, "ckpt", 0, 20, "nice")
+        above_zero(self, "ckpt", "scan_period_s", "folder_period_s")

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+from headway.common.config_checks import above_zero, at_least
 from headway.common.errors import ConfigError
 from headway.common.wire.messages.dataloader import Split, StreamSpec
 
@@ -48,11 +49,9 @@ class DataConfig:
     """How long a reader waits for a batch, including the daemon's restart, before it fails."""
 
     def __post_init__(self) -> None:
-        if self.vocab_size < _SMALLEST_VOCABULARY:
-            raise ConfigError(
-                f"data.vocab_size={self.vocab_size} is too small",
-                remedy=f"use {_SMALLEST_VOCABULARY} or more",
-            )
+        at_least(self, "data", _SMALLEST_VOCABULARY, "vocab_size")
+        at_least(self, "data", 2, "ring_slots")
+        above_zero(self, "data", "wait_timeout_s")
         if not 0.0 < self.validation_fraction < 1.0:
             raise ConfigError(
                 f"data.validation_fraction={self.validation_fraction} is not between 0 and 1",
@@ -60,14 +59,6 @@ class DataConfig:
             )
         if not 0 <= self.seed < 2**32:
             raise ConfigError(f"data.seed={self.seed} is out of range", remedy="use 0..4294967295")
-        if self.ring_slots < 2:
-            raise ConfigError(
-                f"data.ring_slots={self.ring_slots} is too small", remedy="use 2 or more"
-            )
-        if not self.wait_timeout_s > 0:
-            raise ConfigError(
-                f"data.wait_timeout_s={self.wait_timeout_s} is not above 0", remedy="use 120"
-            )
 
 
 def stream_spec(

@@ -10,6 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from headway.common.config_checks import at_least
 from headway.common.errors import ConfigError
 
 Axis = Literal["tp", "dp", "pp"]
@@ -41,11 +42,7 @@ class Grid:
     vp: int = 1
 
     def __post_init__(self) -> None:
-        for name in (*AXES, "vp"):
-            if getattr(self, name) < 1:
-                raise ConfigError(
-                    f"{name}={getattr(self, name)} is below 1", remedy="use 1 or more"
-                )
+        at_least(self, "", 1, *AXES, "vp")
 
     @property
     def world_size(self) -> int:

@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from headway.common.config_checks import at_least, within
 from headway.common.errors import ConfigError
-from headway.trainer.config.checks import positive, within
 
 VOCABULARY_MULTIPLE = 64
 """Rows of the embedding are padded to a multiple of it, the same for every grid."""
@@ -61,7 +61,7 @@ class RopeScaling:
     """Tokens of a sequence before the scaling."""
 
     def __post_init__(self) -> None:
-        positive("model.rope_scaling", original_len=self.original_len)
+        at_least(self, "model.rope_scaling", 1, "original_len")
         values = (self.factor, self.low, self.high)
         is_ordered = self.factor >= 1.0 and 0.0 < self.low < self.high
         if not is_ordered or not all(map(math.isfinite, values)):
@@ -102,16 +102,8 @@ class Architecture:
     init_std: float
 
     def __post_init__(self) -> None:
-        positive(
-            "model",
-            layers=self.layers,
-            hidden=self.hidden,
-            heads=self.heads,
-            kv_heads=self.kv_heads,
-            vocab_size=self.vocab_size,
-            seq_len=self.seq_len,
-            ffn=self.ffn,
-        )
+        at_least(self, "model", 1, "layers", "hidden", "heads", "kv_heads")
+        at_least(self, "model", 1, "vocab_size", "seq_len", "ffn")
         self._check_heads()
         self._check_attention()
         self._check_block()
@@ -164,8 +156,8 @@ class Architecture:
             )
 
     def _check_attention(self) -> None:
-        within("model", 0.0, 1.0, norm_eps=self.norm_eps)
-        within("model", 0.0, math.inf, init_std=self.init_std, rope_theta=self.rope_theta)
+        within(self, "model", 0.0, 1.0, "norm_eps")
+        within(self, "model", 0.0, math.inf, "init_std", "rope_theta")
         if self.rope_theta <= 1.0:
             raise ConfigError(
                 f"model.rope_theta={self.rope_theta:g} is not above 1", remedy="use 10000 or more"

@@ -5,9 +5,9 @@ from __future__ import annotations
 import difflib
 from dataclasses import dataclass
 
+from headway.common.config_checks import at_least
 from headway.common.errors import ConfigError
 from headway.common.wire.addresses import Network
-from headway.trainer.config.checks import positive
 from headway.trainer.config.ports import MetricsPorts
 
 SINKS = ("tensorboard", "wandb")
@@ -46,17 +46,8 @@ class LaunchConfig:
     from ``metrics_port + 2 + 4 * n`` on: executor, dataloader, ckpt_store, agent."""
 
     def __post_init__(self) -> None:
-        positive(
-            "launch",
-            nodes=self.nodes,
-            ranks_per_node=self.ranks_per_node,
-            threads_per_rank=self.threads_per_rank,
-        )
-        if self.spares < 0 or self.standbys < 0:
-            raise ConfigError(
-                f"launch.spares={self.spares}, launch.standbys={self.standbys}: below 0",
-                remedy="use 0 or more",
-            )
+        at_least(self, "launch", 1, "nodes", "ranks_per_node", "threads_per_rank")
+        at_least(self, "launch", 0, "spares", "standbys")
         Network(self.interface, self.fabric, self.ports)
         for name in self.sinks:
             check_sink(name)
@@ -64,8 +55,8 @@ class LaunchConfig:
             raise ConfigError(
                 f"launch.sinks={list(self.sinks)} names a sink twice", remedy="name each once"
             )
-        if self.metrics_port:
-            MetricsPorts(self.metrics_port, self.nodes + self.spares).check()
+        if self.metrics_ports is not None:
+            self.metrics_ports.check()
 
     @property
     def network(self) -> Network:

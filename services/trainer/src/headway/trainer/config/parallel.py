@@ -6,8 +6,8 @@ import math
 from dataclasses import dataclass
 from typing import Literal
 
+from headway.common.config_checks import at_least, within
 from headway.common.plan.grid import Grid
-from headway.trainer.config.checks import positive, within
 
 
 @dataclass(frozen=True)
@@ -43,15 +43,8 @@ class ParallelConfig:
     that one piece travels while the other is multiplied; 1 keeps both whole. Other bits."""
 
     def __post_init__(self) -> None:
-        within("parallel", 0.0, math.inf, head_layers=self.head_layers)
-        positive(
-            "parallel",
-            tp=self.tp,
-            pp=self.pp,
-            dp=self.dp,
-            vp=self.num_chunks,
-            tp_pieces=self.tp_pieces,
-        )
+        within(self, "parallel", 0.0, math.inf, "head_layers")
+        at_least(self, "parallel", 1, "tp", "pp", "dp", "vp", "tp_pieces")
 
     @property
     def num_chunks(self) -> int:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, fields
 
+from headway.common.config_checks import at_least
 from headway.common.errors import ConfigError
 from headway.common.paces import FOLDER_LOOK_S, LEASE_RENEW_S, NODE_BEAT_S, SERVICE_BEAT_S
 
@@ -115,9 +116,7 @@ class RecoveryConfig:
                     f"recovery.{entry.name}={value} is not a valid time limit",
                     remedy="use seconds above 0",
                 )
-        for name in ("max_crashes", "max_node_failures"):
-            if (value := getattr(self, name)) < 1:
-                raise ConfigError(f"recovery.{name}={value} is below 1", remedy="use 1 or more")
+        at_least(self, "recovery", 1, "max_crashes", "max_node_failures")
         if self.max_spike_rollbacks < 1:
             raise ConfigError(
                 f"recovery.max_spike_rollbacks={self.max_spike_rollbacks} is below 1",

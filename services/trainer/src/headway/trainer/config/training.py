@@ -6,9 +6,9 @@ import math
 from dataclasses import dataclass
 from typing import Literal
 
+from headway.common.config_checks import at_least, within
 from headway.common.errors import ConfigError
 from headway.trainer.config.batch_ramp import BatchRamp
-from headway.trainer.config.checks import positive, within
 
 MAX_SPIKE_WINDOW = 1000
 """Two numbers of 9 bytes per step must fit into the extra state of a snapshot, 64 KiB."""
@@ -83,13 +83,8 @@ class TrainConfig:
                 f"train.gc_every={self.gc_every} is below 0",
                 remedy="use a number of steps, or 0 to leave collections to Python",
             )
-        positive(
-            "train",
-            steps=self.steps,
-            global_batch_size=self.global_batch_size,
-            micro_batch_size=self.micro_batch_size,
-            eval_batches=self.eval_batches,
-        )
+        at_least(self, "train", 1, "steps", "global_batch_size", "micro_batch_size")
+        at_least(self, "train", 1, "eval_batches")
         if not 1.0 < self.spike_factor < math.inf:
             raise ConfigError(
                 f"train.spike_factor={self.spike_factor:g} is not above 1",
@@ -140,18 +135,9 @@ class OptimConfig:
     0 sets no bound."""
 
     def __post_init__(self) -> None:
-        within(
-            "optim",
-            0.0,
-            math.inf,
-            lr=self.lr,
-            min_lr=self.min_lr,
-            eps=self.eps,
-            weight_decay=self.weight_decay,
-        )
-        within("optim", 0.0, math.inf, warmup_steps=self.warmup_steps, clip_grad=self.clip_grad)
-        within("optim", 0.0, math.inf, max_trust_ratio=self.max_trust_ratio)
-        within("optim", 0.0, 1.0, beta1=self.beta1, beta2=self.beta2)
+        within(self, "optim", 0.0, math.inf, "lr", "min_lr", "eps", "weight_decay")
+        within(self, "optim", 0.0, math.inf, "warmup_steps", "clip_grad", "max_trust_ratio")
+        within(self, "optim", 0.0, 1.0, "beta1", "beta2")
         if self.max_trust_ratio and self.name != "lamb":
             raise ConfigError(
                 f"optim.max_trust_ratio={self.max_trust_ratio:g} with optim.name={self.name!r}",
