@@ -6,19 +6,13 @@ import dataclasses
 import math
 from pathlib import Path
 
-import msgspec
 import numpy as np
 import pytest
-from headway.ckpt_store.files import Files
-from headway.ckpt_store.flush import Snapshot, write_manifest, write_shard
-from headway.ckpt_store.manifest import step_dir_name
 from headway.common.config import to_toml
 from headway.common.errors import ConfigError, InputError
-from headway.common.node.run_dir import RunDir, new_run_id
 from headway.console import TrainingData
 from headway.console.analysis.corpus import document_lengths, length_histogram, sources
-from headway.console.analysis.sample_order import run_stream, same_order, samples_of
-from headway.console.folder.records import RunRecords
+from headway.console.analysis.sample_order import run_stream, samples_of
 from headway.console.testing import SMALL, FakeRun
 from headway.dataloader import DataClient, DataConfig, Dataset
 from headway.dataloader.prepare import prepare
@@ -236,21 +230,3 @@ def test_a_run_shows_its_losses_beside_the_baselines_and_its_waits(
         assert "(nothing)" in repr(data.waits()) and repr(data).startswith("run: mine")
     finally:
         made.close()
-
-
-@pytest.mark.parametrize("recorded", ["", "0123456789abcdef", "0123456789abcdef-order2"])
-def test_a_run_is_shown_in_the_order_that_its_checkpoint_records(
-    config: RunConfig, tmp_path: Path, recorded: str
-) -> None:
-    run = RunRecords(RunDir.create(tmp_path / "run", run_id=new_run_id()).path)
-    step, mesh = 700, {"tp": 1, "pp": 1, "dp": 1, "vp": 1, "rank": 0}
-    new, first = (same_order(config, step, order) for order in ("", "-order1"))
-    assert new["digest"][0] != first["digest"][0], "the step is past the first epoch"
-    kept = Snapshot(
-        run.folder.run_id, step, 0, {"tensors": [], "mesh": mesh}, np.zeros(0, np.uint8),
-        msgspec.msgpack.encode({"fingerprint": recorded}),
-    )  # fmt: skip
-    write_shard(Files(), run.folder.checkpoints, kept)
-    write_manifest(Files(), run.folder.checkpoints / step_dir_name(step, 0))
-    found = TrainingData(config, run).same_order(step).frame
-    assert found["digest"][0] == (new if "order2" in recorded else first)["digest"][0]

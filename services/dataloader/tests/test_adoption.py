@@ -10,10 +10,9 @@ from headway.common.errors import CorruptError
 from headway.common.node.ring import RingWriter
 from headway.dataloader.client import DataClient
 from headway.dataloader.config import StreamSpec, stream_spec
-from headway.dataloader.formats import TokenFile
 from headway.dataloader.prefetch import Prefetcher, ring_path
 from headway.dataloader.stream import SLOT_FORMAT, slot_bytes
-from headway.testkit.data_daemon import Daemon, in_process, rows, write_tokens
+from headway.testkit.data_daemon import Daemon, in_process, rows
 
 
 def leave_ring(folder: Path, spec: StreamSpec, **changes: int) -> Path:
@@ -69,20 +68,3 @@ def test_a_client_refuses_slots_of_another_format(
         DataClient(daemon.endpoint, spec=spec)
     with DataClient(daemon.endpoint, spec=spec) as client:  # the place was given up
         assert rows(client, 2) == in_process(spec, 2)
-
-
-def test_a_ring_of_the_first_version_of_the_order_is_filled_in_that_order(
-    daemon: Daemon, tmp_path: Path
-) -> None:
-    prefix = write_tokens(tmp_path / "x", [60])
-    new = stream_spec(prefix, seq_len=4, micro_batch_size=1, start_sample=12, ring_slots=12)
-    old = stream_spec(
-        prefix, seq_len=4, micro_batch_size=1, start_sample=12, ring_slots=12,
-        fingerprint=TokenFile(prefix).fingerprint(),
-    )  # fmt: skip
-    expected = in_process(old, 12)
-    assert expected != in_process(new, 12), "they differ from the second epoch on, at sample 14"
-    leave_ring(daemon.shm_dir, old)
-    with DataClient(daemon.endpoint, spec=new) as client:
-        assert client.fingerprint == old.fingerprint
-        assert rows(client, 12) == expected

@@ -23,7 +23,7 @@ from headway.dataloader.config import DataConfig, stream_spec
 from headway.dataloader.dataset import Dataset, verify, write_digests
 from headway.dataloader.digests import digests_path
 from headway.dataloader.formats import TokenFile, bin_path, idx_path
-from headway.dataloader.order_versions import data_of
+from headway.dataloader.order import ORDER_MARK
 from headway.dataloader.prepare import prepare
 from headway.testkit.data_daemon import Daemon, rows, write_tokens
 
@@ -199,9 +199,9 @@ def test_a_client_that_names_a_fingerprint_gets_these_data_or_none(
     spec = stream_spec(prefix, seq_len=8, micro_batch_size=1)
     for source in (None, daemon.endpoint):
         with DataClient(source, spec=spec) as client:
-            assert data_of(client.fingerprint) == TokenFile(prefix).fingerprint()
+            assert client.fingerprint == TokenFile(prefix).fingerprint() + ORDER_MARK
         other = stream_spec(
-            prefix, seq_len=8, micro_batch_size=1, generation=1, fingerprint="0" * 16
+            prefix, seq_len=8, micro_batch_size=1, generation=1, fingerprint="0" * 16 + ORDER_MARK
         )
         with pytest.raises(ChangedDataError, match="have changed: fingerprint"):
             DataClient(source, spec=other)
@@ -212,7 +212,7 @@ def test_a_ring_that_is_open_is_refused_to_who_expects_other_data(
 ) -> None:
     spec = stream_spec(prefix, seq_len=8, micro_batch_size=1, num_readers=2)
     expects = stream_spec(
-        prefix, seq_len=8, micro_batch_size=1, num_readers=2, fingerprint="f" * 16
+        prefix, seq_len=8, micro_batch_size=1, num_readers=2, fingerprint="f" * 16 + ORDER_MARK
     )
     with (
         DataClient(daemon.endpoint, spec=spec),

@@ -2,18 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 
 import numpy as np
 import polars as pl
-from headway.ckpt_store.client import newest
-from headway.common.errors import HeadwayError, InputError
+from headway.common.errors import InputError
 from headway.common.plan.schedule.actions import Kind
-from headway.console.folder.records import RunRecords
-from headway.controller.client import data_of_run
 from headway.dataloader import DataClient, StreamSpec, stream_spec
-from headway.dataloader.client import order_of_run
 from headway.trainer.config import RunConfig
 
 BEFORE = 3
@@ -36,12 +31,10 @@ def run_stream(
     dp: int | None = None,
     start: int = 0,
     batch_size: int | None = None,
-    order: str = "",
 ) -> StreamSpec:
     """The training stream of one replica from global sample ``start`` on.
 
-    ``dp`` replicas share steps of ``batch_size`` samples. ``order`` is what ``order_of`` returns,
-    "" for a new run.
+    ``dp`` replicas share steps of ``batch_size`` samples.
     """
     return stream_spec(
         config.data.path,
@@ -52,7 +45,6 @@ def run_stream(
         dp_rank=dp_rank,
         dp_size=config.parallel.dp if dp is None else dp,
         start_sample=start,
-        fingerprint=order,
     )
 
 
@@ -79,19 +71,7 @@ def _place_of(config: RunConfig, step: int) -> tuple[int, int]:
     return first, config.batch_ramp.size(first)
 
 
-def order_of(run: RunRecords) -> str:
-    """The version of the order in which a run reads, for ``run_stream``.
-
-    Its checkpoints record it, since those of earlier versions continue in the order that they began
-    with.
-    """
-    with contextlib.suppress(HeadwayError, OSError, ValueError):
-        if (checkpoint := newest(run.folder.checkpoints)) is not None:
-            return order_of_run(data_of_run(checkpoint), checkpoint.step)
-    return ""
-
-
-def same_order(config: RunConfig, step: int, order: str = "") -> pl.DataFrame:
+def same_order(config: RunConfig, step: int) -> pl.DataFrame:
     """The global batch of ``step`` read in several ways, columns ``ORDERS``.
 
     As the run reads it, continued from some steps before; resumed at the step; and for other
@@ -106,7 +86,7 @@ def same_order(config: RunConfig, step: int, order: str = "") -> pl.DataFrame:
     ways += [("on another grid", n, 0) for n in dict.fromkeys(others)]
     rows = []
     for name, replicas, skipped in ways:
-        batch, firsts = _global_batch(config, step, replicas, skipped, order)
+        batch, firsts = _global_batch(config, step, replicas, skipped)
         digest = hashlib.sha256(batch.tobytes()).hexdigest()[:16]
         shown = ", ".join(map(str, firsts[:4])) + (", ..." if len(firsts) > 4 else "")
         rows.append((name, replicas, shown, batch.size, digest))
@@ -116,7 +96,7 @@ def same_order(config: RunConfig, step: int, order: str = "") -> pl.DataFrame:
 
 
 def _global_batch(
-    config: RunConfig, step: int, dp: int, before: int, order: str
+    config: RunConfig, step: int, dp: int, before: int
 ) -> tuple[np.ndarray, list[int]]:
     """Tokens [global batch, seq_len] in the order of samples, each replica's first sample."""
     size = config.train.micro_batch_size
@@ -125,9 +105,7 @@ def _global_batch(
     found: dict[int, np.ndarray] = {}
     firsts = []
     for dp_rank in range(dp):
-        spec = run_stream(
-            config, dp_rank=dp_rank, dp=dp, start=start, batch_size=batch_size, order=order
-        )
+        spec = run_stream(config, dp_rank=dp_rank, dp=dp, start=start, batch_size=batch_size)
         with DataClient(None, spec=spec) as client:
             for _ in range((first - start) // (size * dp)):
                 client.next()

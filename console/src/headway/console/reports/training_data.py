@@ -200,7 +200,7 @@ class TrainingData:
             Column("is_same", "same batch", _yes),
         ]
         note = "Read just now by the client that training uses; digests are cut to 16 characters."
-        frame = sample_order.same_order(self.config, step, self._order)
+        frame = sample_order.same_order(self.config, step)
         return Shown(frame, f"Global batch of step {step}", columns, note)
 
     def position(self) -> Shown:
@@ -324,11 +324,7 @@ class TrainingData:
     # ---- inside -------------------------------------------------------------------------------
     @cached_property
     def _reader(self) -> SampleReader:
-        return SampleReader(sample_order.run_stream(self.config, order=self._order))
-
-    @cached_property
-    def _order(self) -> str:
-        return sample_order.order_of(self._run) if self._run is not None else ""
+        return SampleReader(sample_order.run_stream(self.config))
 
     @cached_property
     def _counts(self) -> tuple[corpus.Counts, bool]:

@@ -32,7 +32,6 @@ __all__ = [
     "Step",
     "UnreadableJournalError",
     "damaged_of",
-    "data_of_run",
     "inherit",
     "kept_facts",
     "reopen",
@@ -95,20 +94,10 @@ def _commands_of(parent: Path) -> list[Steer]:
         ) from error
 
 
-def data_of_run(checkpoint: CheckpointInfo) -> str:
-    """The fingerprint of the training data that a checkpoint records, "" without one.
-
-    Raises:
-        CorruptError: the checkpoint is damaged.
-    """
-    return _recorded_of(checkpoint).fingerprint
-
-
 class _Recorded(msgspec.Struct, frozen=True):
-    """Fields of ``snapshot.Extra``, which needs torch."""
+    """A field of ``snapshot.Extra``, which needs torch."""
 
     command: int = 0
-    fingerprint: str = ""
 
 
 def _recorded_of(checkpoint: CheckpointInfo) -> _Recorded:

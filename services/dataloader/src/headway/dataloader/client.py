@@ -16,7 +16,6 @@ from headway.common.errors import InputError
 from headway.common.node.ring import RingAbortedError
 from headway.dataloader.blocks import ChangedDataError as ChangedDataError
 from headway.dataloader.config import StreamSpec
-from headway.dataloader.order_versions import order_of_run as order_of_run
 from headway.dataloader.pack import EndOfOrderError as EndOfOrderError
 from headway.dataloader.ring_source import RingSource
 from headway.dataloader.stream import (
@@ -206,7 +205,7 @@ class _InProcess:
 
     def __init__(self, spec: StreamSpec) -> None:
         tokens, vocab_size = open_tokens(spec)
-        self.fingerprint = recorded(spec, tokens)
+        self.fingerprint = recorded(tokens)
         self._filler = Filler(spec, make_packer(spec, tokens, vocab_size))
         self._buffer = memoryview(bytearray(slot_bytes(spec)))
 

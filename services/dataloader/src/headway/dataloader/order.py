@@ -20,6 +20,9 @@ from headway.common.errors import InputError
 # A last epoch used less than this is shuffled separately, so that its samples
 # come last (Megatron-LM).
 _SEPARATE_BELOW = 0.80
+ORDER_MARK = "-order2"
+"""Ends the fingerprint that a stream records: in an endless order, the generator of each later
+epoch is seeded with the seed and the epoch together, so that no two pairs have the same order."""
 Indices = npt.NDArray[Any]
 
 

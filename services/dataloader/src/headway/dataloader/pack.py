@@ -15,7 +15,6 @@ from headway.common.errors import CorruptError, InputError
 from headway.dataloader.built_orders import BuildOrder, in_process
 from headway.dataloader.formats import TokenFile, bin_path
 from headway.dataloader.order import SampleOrder, samples_per_epoch
-from headway.dataloader.order_versions import NEWEST, epoch_seed
 
 _MAX_IDS = 1 << 31  # a slot holds int32
 KEPT_EPOCHS = 2  # a slot may span the end of one
@@ -28,11 +27,10 @@ class EndOfOrderError(InputError):
 class Packer:
     """Maps a sample number to its seq_len + 1 tokens.
 
-    The mapping is a pure function of (token file, seq_len, seed, num_samples, version).
+    The mapping is a pure function of (token file, seq_len, seed, num_samples).
 
     With ``num_samples`` above 0 the order is Megatron's for a run of that many samples. With 0 it
-    is endless: each epoch has an order of its own, see ``order_versions``, so that a longer run
-    changes no earlier sample.
+    is endless: each epoch has an order of its own, so that a longer run changes no earlier sample.
 
     Indices are built at their first use, and shared by all readers of the same epoch as long as one
     of them keeps it. Used by one thread.
@@ -45,7 +43,6 @@ class Packer:
         seq_len: int,
         seed: int,
         num_samples: int = 0,
-        version: int = NEWEST,
         vocab_size: int | None = None,
         build: BuildOrder = in_process,
     ) -> None:
@@ -61,7 +58,7 @@ class Packer:
         self.tokens = tokens
         self.seq_len = seq_len
         self.samples_per_epoch = samples_per_epoch(tokens.num_tokens, seq_len)
-        self._seed, self._version = seed, version
+        self._seed = seed
         self._build = build
         self._num_samples = num_samples
         self._limit = min(vocab_size or _MAX_IDS, _MAX_IDS)
@@ -123,12 +120,11 @@ class Packer:
     def _order(self, epoch: int) -> SampleOrder:
         known = self._orders.get(epoch)
         if known is None:
-            seed, number = epoch_seed(self._version, self._seed, epoch)
             known = self._build(
                 self.tokens,
                 seq_len=self.seq_len,
-                seed=seed,
-                epoch=number,
+                seed=self._seed,
+                epoch=epoch,
                 num_samples=self._num_samples or self.samples_per_epoch,
             )
             self._orders[epoch] = known

@@ -20,7 +20,6 @@ from headway.common.node.ring import RingWriter
 from headway.dataloader.config import StreamSpec
 from headway.dataloader.filled_stream import Stream
 from headway.dataloader.jobs import is_living
-from headway.dataloader.order_versions import data_of, record, version_of
 from headway.dataloader.pack import Packer
 from headway.dataloader.shared import SharedPackers
 from headway.dataloader.stream import SLOT_FORMAT, check, recorded, refuse_changed, slot_bytes
@@ -114,7 +113,7 @@ class Prefetcher:
             _refuse_other(spec, known.spec)
             return known
         packer = packer or self._shared.packer(spec)
-        spec = _marked(spec, recorded(spec, packer.tokens))
+        spec = _marked(spec, recorded(packer.tokens))
         self._drop(
             stream
             for stream in self._streams
@@ -263,12 +262,8 @@ def _marked(spec: StreamSpec, fingerprint: str) -> StreamSpec:
 def _refuse_other(asked: StreamSpec, known: StreamSpec) -> None:
     """Raise unless an existing ring belongs to the same stream."""
     if asked.path == known.path:
-        refuse_changed(asked, data_of(known.fingerprint))
-    if asked.fingerprint:
-        mark = record(data_of(known.fingerprint), version_of(asked.fingerprint))
-    else:  # the daemon's predecessor opened the ring for the same reader
-        mark = known.fingerprint
-    asked = _marked(asked, mark)
+        refuse_changed(asked, known.fingerprint)
+    asked = _marked(asked, known.fingerprint)
     for name in asked.__struct_fields__:
         ours, theirs = getattr(known, name), getattr(asked, name)
         if ours != theirs:

@@ -37,7 +37,7 @@ class SampleReader:
         check(spec)
         self._tokens, vocab_size = open_tokens(spec)
         self._packer = make_packer(spec, self._tokens, vocab_size)
-        self.fingerprint = recorded(spec, self._tokens)
+        self.fingerprint = recorded(self._tokens)
         """Fingerprint of the data and version of their order, as in ``DataClient.fingerprint``."""
 
     @property

@@ -12,9 +12,8 @@ from headway.dataloader.config import StreamSpec
 from headway.dataloader.dataset import Dataset
 from headway.dataloader.formats import TokenFile
 from headway.dataloader.order import SampleOrder
-from headway.dataloader.order_versions import version_of
 from headway.dataloader.pack import Packer
-from headway.dataloader.stream import make_packer, refuse_changed
+from headway.dataloader.stream import make_packer, recorded, refuse_changed
 
 _SPARE_ORDERS = 4  # of streams that are not open yet after a restart
 
@@ -41,10 +40,10 @@ class SharedPackers:
         with self._lock, reading(Path(spec.path)):
             data = Dataset(spec.path)
             tokens = self._open_already(data, spec) or data.split(spec.split)
-            refuse_changed(spec, tokens.fingerprint())
+            refuse_changed(spec, recorded(tokens))
             key = (
                 tokens.prefix, tokens.fingerprint(), data.vocab_size,
-                spec.seq_len, spec.seed, spec.num_samples, version_of(spec.fingerprint),
+                spec.seq_len, spec.seed, spec.num_samples,
             )  # fmt: skip
             packer = self._packers.get(key)
             if packer is None:

@@ -17,8 +17,7 @@ from headway.dataloader.built_orders import BuildOrder, in_process
 from headway.dataloader.config import SPLITS, StreamSpec, num_local_micro_batches
 from headway.dataloader.dataset import Dataset
 from headway.dataloader.formats import TokenFile
-from headway.dataloader.order import SampleOrder
-from headway.dataloader.order_versions import data_of, record, version_of
+from headway.dataloader.order import ORDER_MARK, SampleOrder
 from headway.dataloader.pack import KEPT_EPOCHS, Packer
 
 SLOT_FORMAT = 1
@@ -83,7 +82,7 @@ def check(spec: StreamSpec) -> None:
     Raises:
         ConfigError: names the first invalid value. InputError: an unknown split or order.
     """
-    version_of(spec.fingerprint)
+    _check_fingerprint(spec)
     if spec.split not in SPLITS:
         raise InputError(f"split {spec.split!r} is unknown", remedy=f"use {' or '.join(SPLITS)}")
     for name, low, high in (
@@ -120,6 +119,15 @@ def check(spec: StreamSpec) -> None:
         raise ConfigError(
             f"{spec.ring_slots} slots of {slot_bytes(spec)} bytes are out of range",
             remedy="use fewer or smaller slots",
+        )
+
+
+def _check_fingerprint(spec: StreamSpec) -> None:
+    if spec.fingerprint and not spec.fingerprint.endswith(ORDER_MARK):
+        raise InputError(
+            f"fingerprint {spec.fingerprint!r} names another order than {ORDER_MARK[1:]}, the one "
+            "that this version of Headway reads",
+            remedy="use the version of Headway that recorded it, or start a new run",
         )
 
 
@@ -175,27 +183,26 @@ def open_tokens(spec: StreamSpec) -> tuple[TokenFile, int | None]:
     with reading(Path(spec.path)):
         data = Dataset(Path(spec.path))
         tokens = data.split(spec.split)
-        refuse_changed(spec, tokens.fingerprint())
+        refuse_changed(spec, recorded(tokens))
         return tokens, data.vocab_size
 
 
 def refuse_changed(spec: StreamSpec, found: str) -> None:
     """Raises ChangedDataError if the fingerprint of the data differs from ``spec``."""
-    began = data_of(spec.fingerprint)
-    if began and found != began:
+    if spec.fingerprint and found != spec.fingerprint:
         raise ChangedDataError(
             f"the {spec.split} data of {spec.path} have changed: fingerprint {found}, "
-            f"the run began with {began}",
+            f"the run began with {spec.fingerprint}",
             remedy="restore the old data, or start a new run",
         )
 
 
-def recorded(spec: StreamSpec, tokens: TokenFile) -> str:
-    """Return what a reader of ``spec`` keeps to continue.
+def recorded(tokens: TokenFile) -> str:
+    """Return what a reader of ``tokens`` keeps to continue.
 
     It is the fingerprint of the data with the version of the order.
     """
-    return record(tokens.fingerprint(), version_of(spec.fingerprint))
+    return tokens.fingerprint() + ORDER_MARK
 
 
 def make_packer(
@@ -210,7 +217,6 @@ def make_packer(
         seq_len=spec.seq_len,
         seed=spec.seed,
         num_samples=spec.num_samples,
-        version=version_of(spec.fingerprint),
         vocab_size=vocab_size,
         build=build,
     )

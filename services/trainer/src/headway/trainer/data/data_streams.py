@@ -6,7 +6,7 @@ import torch
 from headway.common.node.flight import WAITING
 from headway.common.node.ring import RingAbortedError
 from headway.common.plan.schedule.actions import Kind
-from headway.dataloader.client import ChangedDataError, order_of_run
+from headway.dataloader.client import ChangedDataError
 from headway.trainer.comm.agreement import readers_of_other_data
 from headway.trainer.comm.groups import Groups
 from headway.trainer.comm.interface import Aborted
@@ -53,7 +53,7 @@ class DataStreams:
         """
         if split not in self._readers:
             is_read = self._first or self._last or self._document_end is not None
-            source = self._open(split, groups.generation, step, start) if is_read else None
+            source = self._open(split, groups.generation, start) if is_read else None
             self._readers[split] = BatchReader(
                 source,
                 first=self._first,
@@ -70,11 +70,10 @@ class DataStreams:
             reader.close()
         self._readers.clear()
 
-    def _open(self, split: Split, generation: int, step: int, start: int) -> BatchSource:
+    def _open(self, split: Split, generation: int, start: int) -> BatchSource:
         known = self.fingerprints[split]
-        asked = known or order_of_run(self.fingerprints["train"], step)
         try:
-            source = self._factory(split, start, generation, asked)
+            source = self._factory(split, start, generation, known)
         except RingAbortedError:
             raise Aborted from None
         except ChangedDataError as error:  # the damage may be repaired before the next generation

@@ -51,9 +51,8 @@ class StreamSpec(Message, tag="dataloader.stream_spec/1"):
     num_readers: int = 1
     """The exact number of readers: a missing reader keeps the ring full."""
     fingerprint: str = ""
-    """Fingerprint of the token file and version of its order, ``<16 hex>-order<version>``; without
-    a version, 1. If given, other data are refused and the order is that one; the daemon adds it to
-    the spec. "" means the newest order."""
+    """Fingerprint of the token file and version of its order, ``<16 hex>-order<version>``. Other
+    data and another order are refused; the daemon adds it to a spec without one."""
     job: str = ""
     """Streams of different jobs do not meet: neither their rings nor their generations."""
 
