@@ -21,6 +21,7 @@ from headway.dataloader.client import DataClient
 from headway.dataloader.config import stream_spec
 from headway.dataloader.formats import TokenFile
 from headway.dataloader.index import HEAD, MAGIC, VERSION, idx_path
+from headway.dataloader.order import OrderSettings
 from headway.testkit.data_daemon import Daemon, in_process, rows, write_tokens
 
 
@@ -127,8 +128,8 @@ def test_a_kept_order_is_the_order_and_unused_ones_are_removed(
     orders = BuiltOrders(tmp_path / "orders")
     (tmp_path / "orders").mkdir()
     for number in range(3):
-        settings = {"seq_len": 4, "seed": 7, "epoch": number, "num_samples": 900}
-        kept, mine = orders.build(tokens, **settings), built_here(tokens, **settings)
+        settings = OrderSettings(seq_len=4, seed=7, epoch=number, num_samples=900)
+        kept, mine = orders.build(tokens, settings), built_here(tokens, settings)
         assert (kept.num_epochs, kept.num_samples) == (mine.num_epochs, mine.num_samples)
         assert [kept.pieces(k) for k in range(900)] == [mine.pieces(k) for k in range(900)]
     orders.sweep([kept.name], spare=1)
@@ -143,4 +144,4 @@ def test_an_order_that_cannot_be_written_is_an_error_with_its_reason(
     tokens = TokenFile(write_tokens(tmp_path / "x", [5] * 50))
     monkeypatch.setattr(built_orders, "LARGE", 1)
     with pytest.raises(InputError, match=r"cannot be built in .*: FileNotFoundError"):
-        BuiltOrders(tmp_path / "none").build(tokens, seq_len=4, seed=0, epoch=0, num_samples=9)
+        BuiltOrders(tmp_path / "none").build(tokens, OrderSettings(4, 0, 0, 9))

@@ -11,9 +11,8 @@ import contextlib
 import os
 import subprocess
 import sys
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Protocol
 
 import numpy as np
 import xxhash
@@ -21,7 +20,7 @@ from headway.common.errors import CorruptError, HeadwayError, InputError
 from headway.common.node.process import ProcessId
 from headway.dataloader.formats import TokenFile
 from headway.dataloader.index import HEAD, idx_path
-from headway.dataloader.order import SampleOrder, order_size
+from headway.dataloader.order import OrderSettings, SampleOrder, order_size
 
 LARGE = 1 << 20
 """Numbers to shuffle from which an order is built elsewhere: 0.07 s of numpy's shuffle."""
@@ -29,21 +28,13 @@ _VERSION = 2
 _PARTS = ("document_index", "sample_index", "shuffle_index")
 
 
-class BuildOrder(Protocol):
-    """Builds the order of a pair; ``in_process`` or ``BuiltOrders.build``."""
-
-    def __call__(
-        self, tokens: TokenFile, *, seq_len: int, seed: int, epoch: int, num_samples: int
-    ) -> SampleOrder: ...
+BuildOrder = Callable[[TokenFile, OrderSettings], SampleOrder]
+"""Builds the order of a pair; ``in_process`` or ``BuiltOrders.build``."""
 
 
-def in_process(
-    tokens: TokenFile, *, seq_len: int, seed: int, epoch: int, num_samples: int
-) -> SampleOrder:
+def in_process(tokens: TokenFile, settings: OrderSettings) -> SampleOrder:
     """An order in this process's memory."""
-    return SampleOrder(
-        tokens.lengths, seq_len=seq_len, seed=seed, epoch=epoch, num_samples=num_samples
-    )
+    return SampleOrder(tokens.lengths, **settings._asdict())
 
 
 class BuiltOrders:
@@ -52,24 +43,19 @@ class BuiltOrders:
     def __init__(self, folder: Path) -> None:
         self._folder = folder
 
-    def build(
-        self, tokens: TokenFile, *, seq_len: int, seed: int, epoch: int, num_samples: int
-    ) -> SampleOrder:
+    def build(self, tokens: TokenFile, settings: OrderSettings) -> SampleOrder:
         """The order, from its files if they exist; waits for the process that builds it.
 
         Raises:
             InputError: the files cannot be written. CorruptError: the index has changed meanwhile.
         """
-        if order_size(tokens.lengths, seq_len, num_samples) < LARGE:
-            return in_process(
-                tokens, seq_len=seq_len, seed=seed, epoch=epoch, num_samples=num_samples
-            )
+        if order_size(tokens.lengths, settings.seq_len, settings.num_samples) < LARGE:
+            return in_process(tokens, settings)
         digest = xxhash.xxh3_64_hexdigest(tokens.lengths.data)
-        numbers = (seq_len, seed, epoch, num_samples)
-        name = "-".join(map(str, (f"order-v{_VERSION}", digest, *numbers)))
+        name = "-".join(map(str, (f"order-v{_VERSION}", digest, *settings)))
         folder = self._folder / name
         if not folder.is_dir():
-            _run(tokens, folder, digest, *numbers)
+            _run(tokens, folder, digest, settings)
         parts = [np.load(folder / f"{part}.npy", mmap_mode="r") for part in _PARTS]
         return SampleOrder.of(tokens.lengths, *parts, name=name)
 
@@ -99,9 +85,9 @@ def remove_order(folder: Path) -> None:
         folder.rmdir()
 
 
-def _run(tokens: TokenFile, folder: Path, digest: str, *numbers: int) -> None:
+def _run(tokens: TokenFile, folder: Path, digest: str, settings: OrderSettings) -> None:
     words = [str(idx_path(tokens.prefix)), str(folder), digest]
-    words += map(str, (tokens.lengths.size, *numbers))
+    words += map(str, (tokens.lengths.size, *settings))
     done = subprocess.run(
         [sys.executable, "-m", __name__, *words], capture_output=True, text=True, check=False
     )
@@ -118,11 +104,11 @@ def _run(tokens: TokenFile, folder: Path, digest: str, *numbers: int) -> None:
 def main(words: list[str]) -> int:
     """Build one order: IDX FOLDER DIGEST SEQUENCES SEQ_LEN SEED EPOCH SAMPLES."""
     idx, folder, digest = Path(words[0]), Path(words[1]), words[2]
-    num_sequences, seq_len, seed, epoch, num_samples = map(int, words[3:])
+    num_sequences, *numbers = map(int, words[3:])
     lengths = np.fromfile(idx, "<i4", num_sequences, offset=HEAD.size)
     if xxhash.xxh3_64_hexdigest(lengths.data) != digest:
         raise CorruptError(f"{idx} has changed since it was opened", remedy="open it again")
-    order = SampleOrder(lengths, seq_len=seq_len, seed=seed, epoch=epoch, num_samples=num_samples)
+    order = SampleOrder(lengths, **OrderSettings(*numbers)._asdict())
     draft = folder.with_name(f".{folder.name}.{os.getpid()}")
     draft.mkdir()
     try:

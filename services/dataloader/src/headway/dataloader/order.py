@@ -11,7 +11,7 @@ Three indices, drawn from one ``numpy.random.RandomState(seed)`` in this order (
 from __future__ import annotations
 
 import itertools
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -24,6 +24,15 @@ ORDER_MARK = "-order2"
 """Ends the fingerprint that a stream records: in an endless order, the generator of each later
 epoch is seeded with the seed and the epoch together, so that no two pairs have the same order."""
 Indices = npt.NDArray[Any]
+
+
+class OrderSettings(NamedTuple):
+    """What one order depends on besides the lengths of the sequences, see ``SampleOrder``."""
+
+    seq_len: int
+    seed: int
+    epoch: int
+    num_samples: int
 
 
 def samples_per_epoch(num_tokens: int, seq_len: int) -> int:

@@ -14,7 +14,7 @@ import numpy.typing as npt
 from headway.common.errors import CorruptError, InputError
 from headway.dataloader.built_orders import BuildOrder, in_process
 from headway.dataloader.formats import TokenFile, bin_path
-from headway.dataloader.order import SampleOrder, samples_per_epoch
+from headway.dataloader.order import OrderSettings, SampleOrder, samples_per_epoch
 
 _MAX_IDS = 1 << 31  # a slot holds int32
 KEPT_EPOCHS = 2  # a slot may span the end of one
@@ -120,13 +120,9 @@ class Packer:
     def _order(self, epoch: int) -> SampleOrder:
         known = self._orders.get(epoch)
         if known is None:
-            known = self._build(
-                self.tokens,
-                seq_len=self.seq_len,
-                seed=self._seed,
-                epoch=epoch,
-                num_samples=self._num_samples or self.samples_per_epoch,
-            )
+            num_samples = self._num_samples or self.samples_per_epoch
+            settings = OrderSettings(self.seq_len, self._seed, epoch, num_samples)
+            known = self._build(self.tokens, settings)
             self._orders[epoch] = known
             self._recent.append(known)
         return known

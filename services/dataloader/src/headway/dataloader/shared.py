@@ -11,7 +11,7 @@ from headway.dataloader.built_orders import BuiltOrders
 from headway.dataloader.config import StreamSpec
 from headway.dataloader.dataset import Dataset
 from headway.dataloader.formats import TokenFile
-from headway.dataloader.order import SampleOrder
+from headway.dataloader.order import OrderSettings, SampleOrder
 from headway.dataloader.pack import Packer
 from headway.dataloader.stream import make_packer, recorded, refuse_changed
 
@@ -57,12 +57,8 @@ class SharedPackers:
         """Remove the files of all orders: no successor is expected."""
         self._built.sweep(())
 
-    def _order(
-        self, tokens: TokenFile, *, seq_len: int, seed: int, epoch: int, num_samples: int
-    ) -> SampleOrder:
-        order = self._built.build(
-            tokens, seq_len=seq_len, seed=seed, epoch=epoch, num_samples=num_samples
-        )
+    def _order(self, tokens: TokenFile, settings: OrderSettings) -> SampleOrder:
+        order = self._built.build(tokens, settings)
         if order.name:
             packers = list(self._packers.values())
             used = [name for packer in packers for name in packer.orders]
