@@ -110,6 +110,18 @@ class BlockReader:
             self._check(start, start + len(out))
         self._fill(start, out)
 
+    def pieces(self) -> Iterator[memoryview]:
+        """The whole content, in pieces of 2 MiB that are valid until the next.
+
+        Raises:
+            CorruptError: a block that differs from its digest. ReadError: the read failed.
+        """
+        buffer = memoryview(bytearray(16 * BLOCK_BYTES))
+        for start in range(0, self.num_bytes, len(buffer)):
+            piece = buffer[: min(len(buffer), self.num_bytes - start)]
+            self.read(start, piece)
+            yield piece
+
     def identity(self) -> tuple[int, int, int, int]:
         """Size, modification time, inode and device of the open file, whatever has its name now."""
         facts = os.fstat(self._fd)

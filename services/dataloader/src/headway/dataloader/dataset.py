@@ -6,8 +6,8 @@ validation.digests validation.keys tokenizer.json meta.json
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
-from collections.abc import Iterator
 from pathlib import Path
 
 import msgspec
@@ -23,7 +23,7 @@ from headway.dataloader.blocks import (
     wrong_block,
 )
 from headway.dataloader.config import SPLITS
-from headway.dataloader.digests import BlockHasher, digests_path
+from headway.dataloader.digests import digests_path
 from headway.dataloader.document_keys import read_keys
 from headway.dataloader.formats import TokenFile, bin_path, idx_path
 from headway.dataloader.sources import DEBIAN_DOCS, STDLIB
@@ -186,22 +186,10 @@ def sha256(path: Path) -> str:
         InputError: it is missing. ReadError: the disk or the network failed.
     """
     digest = hashlib.sha256()
-    for piece in _pieces(path):
-        digest.update(piece)
+    with contextlib.closing(BlockReader(path)) as reader:
+        for piece in reader.pieces():
+            digest.update(piece)
     return digest.hexdigest()
-
-
-def _pieces(path: Path) -> Iterator[memoryview]:
-    """The content of a file in blocks of 128 KiB, each valid until the next."""
-    reader = BlockReader(path)
-    buffer = memoryview(bytearray(BLOCK_BYTES))
-    try:
-        for start in range(0, reader.num_bytes, BLOCK_BYTES):
-            piece = buffer[: min(BLOCK_BYTES, reader.num_bytes - start)]
-            reader.read(start, piece)
-            yield piece
-    finally:
-        reader.close()
 
 
 def verify(path: str | Path) -> list[str]:
@@ -258,12 +246,9 @@ def write_digests(path: str | Path) -> list[Path]:
 
 def _digest(path: Path) -> tuple[str, Digests, int]:
     """(SHA-256, digests of blocks, bytes) of a file, in one pass."""
-    whole, blocks, num_bytes = hashlib.sha256(), BlockHasher(), 0
-    for piece in _pieces(path):
-        whole.update(piece)
-        blocks.update(piece)
-        num_bytes += len(piece)
-    return whole.hexdigest(), blocks.finish(), num_bytes
+    with contextlib.closing(BlockReader(path)) as reader:
+        blocks, whole = digests_module.digest_all(reader)
+        return whole, blocks, reader.num_bytes
 
 
 def _check(path: Path, expected: str) -> str:

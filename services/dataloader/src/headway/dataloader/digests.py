@@ -142,17 +142,15 @@ def compute_digests(path: Path) -> tuple[Digests, str]:
     if found is None:
         if reader.num_bytes >= _LARGE_BYTES:
             _log.warning("reading %.1f GB of %s to compute digests", reader.num_bytes / 1e9, path)
-        found = _computed[key] = _digest_all(reader)
+        found = _computed[key] = digest_all(reader)
     reader.close()
     return found
 
 
-def _digest_all(reader: BlockReader) -> tuple[Digests, str]:
-    buffer = memoryview(bytearray(16 * BLOCK_BYTES))
+def digest_all(reader: BlockReader) -> tuple[Digests, str]:
+    """The digests of the blocks of a file and its SHA-256, in one pass."""
     hasher, whole = BlockHasher(), hashlib.sha256()
-    for start in range(0, reader.num_bytes, len(buffer)):
-        piece = buffer[: min(len(buffer), reader.num_bytes - start)]
-        reader.read(start, piece)
+    for piece in reader.pieces():
         hasher.update(piece)
         whole.update(piece)
     return hasher.finish(), whole.hexdigest()

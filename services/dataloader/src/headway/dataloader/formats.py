@@ -10,7 +10,6 @@ import hashlib
 import os
 from array import array
 from pathlib import Path
-from types import TracebackType
 from typing import Any, BinaryIO
 
 import numpy as np
@@ -213,12 +212,7 @@ class TokenFileWriter:
     def __enter__(self) -> TokenFileWriter:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         if kind is None:
             self.finish()
         self._file.close()

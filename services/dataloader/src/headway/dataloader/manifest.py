@@ -5,6 +5,7 @@ With it a changed text is noticed without reading all of them again. Built-in so
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Mapping
 from pathlib import Path
@@ -89,8 +90,5 @@ def _name(path: Path, source: str) -> str:
 
 
 def _digest(path: Path) -> str:
-    digest = xxhash.xxh3_64()
     with path.open("rb") as file:
-        while raw := file.read(1 << 20):
-            digest.update(raw)
-    return digest.hexdigest()
+        return hashlib.file_digest(file, xxhash.xxh3_64).hexdigest()

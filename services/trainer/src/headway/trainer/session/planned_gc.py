@@ -8,7 +8,6 @@ collections in the same way (``training.gc_freq``). A step leaves nothing for th
 from __future__ import annotations
 
 import gc
-from types import TracebackType
 from typing import Self
 
 YOUNG_EVERY = 10
@@ -31,12 +30,7 @@ class PlannedGc:
             gc.disable()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         if self._every and self._was_enabled:
             gc.enable()
 
