@@ -37,6 +37,7 @@ class HeadNorms:
         return self.queries, self.keys
 
 
+@dataclass(eq=False)
 class Attention:
     """softmax(rotate(q) rotate(k)^T / sqrt(D)) v with a causal mask, by the device's fused kernel.
 
@@ -46,18 +47,12 @@ class Attention:
     arXiv 2205.05198, section 5).
     """
 
-    def __init__(
-        self,
-        head_dim: int,
-        queries: int,
-        kernels: Kernels,
-        *,
-        window: int | None = None,
-        norms: HeadNorms | None = None,
-        recompute: bool = False,
-    ) -> None:
-        self.head_dim, self.queries, self.kernels = head_dim, queries, kernels
-        self.window, self.norms, self.recompute = window, norms, recompute
+    head_dim: int
+    queries: int
+    kernels: Kernels
+    window: int | None = None
+    norms: HeadNorms | None = None
+    recompute: bool = False
 
     def forward(self, qkv: torch.Tensor, at: Positions, tape: Tape | None) -> torch.Tensor:
         """qkv [S, B, G * (Q + 2) * D] -> [S, B, G * Q * D]."""

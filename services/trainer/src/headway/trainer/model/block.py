@@ -5,6 +5,7 @@ Shapes: x, y and their gradients [seq/tp, micro_batch, hidden].
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Protocol
 
 import torch
@@ -25,6 +26,7 @@ class Block(Protocol):
         """Gradient of ``x``; ``grad`` is kept until the tape is finished, never written."""
 
 
+@dataclass(eq=False)
 class SerialBlock:
     """The serial block: y = h + mlp(norm2(h)), h = x + attention(norm1(x)).
 
@@ -34,27 +36,15 @@ class SerialBlock:
     kept.
     """
 
-    def __init__(
-        self,
-        norm1: Norm,
-        qkv: ColumnLinear,
-        attention: Attention,
-        out: RowLinear,
-        norm2: Norm,
-        up: ColumnLinear,
-        activation: Activation,
-        down: RowLinear,
-        *,
-        recompute_cheap: bool = False,
-    ) -> None:
-        self.norm1, self.qkv, self.attention, self.out = norm1, qkv, attention, out
-        self.norm2, self.up, self.activation, self.down, self.recompute_cheap = (
-            norm2,
-            up,
-            activation,
-            down,
-            recompute_cheap,
-        )
+    norm1: Norm
+    qkv: ColumnLinear
+    attention: Attention
+    out: RowLinear
+    norm2: Norm
+    up: ColumnLinear
+    activation: Activation
+    down: RowLinear
+    recompute_cheap: bool = False
 
     def forward(self, x: torch.Tensor, at: Positions, tape: Tape | None) -> torch.Tensor:
         """See ``Block``."""
@@ -77,6 +67,7 @@ class SerialBlock:
         return grad + self.norm1.backward(self.qkv.backward(qkv, tape), tape)
 
 
+@dataclass(eq=False)
 class ParallelBlock:
     """y = x + attention(n) + mlp(n) with n = norm(x) (MegaScale, arXiv 2402.15627, section 3.1).
 
@@ -84,19 +75,13 @@ class ParallelBlock:
     weight is that of qkv above that of the MLP) and one sum out.
     """
 
-    def __init__(
-        self,
-        norm: Norm,
-        wide: ColumnLinear,
-        attention: Attention,
-        activation: Activation,
-        out_down: RowPair,
-        *,
-        qkv_width: int,
-        recompute_cheap: bool = False,
-    ) -> None:
-        self.norm, self.wide, self.attention, self.activation = norm, wide, attention, activation
-        self.out_down, self.qkv_width, self.recompute_cheap = out_down, qkv_width, recompute_cheap
+    norm: Norm
+    wide: ColumnLinear
+    attention: Attention
+    activation: Activation
+    out_down: RowPair
+    qkv_width: int
+    recompute_cheap: bool = False
 
     def forward(self, x: torch.Tensor, at: Positions, tape: Tape | None) -> torch.Tensor:
         """See ``Block``."""
@@ -117,27 +102,21 @@ class ParallelBlock:
         return grad + self.norm.backward(wide, tape)
 
 
+@dataclass(eq=False)
 class TwoNormBlock:
     """The parallel block of GPT-NeoX: y = x + attention(norm1(x)) + mlp(norm2(x)).
 
     See arXiv 2204.06745. Its forward makes two gathers and one scatter.
     """
 
-    def __init__(
-        self,
-        norm1: Norm,
-        qkv: ColumnLinear,
-        attention: Attention,
-        norm2: Norm,
-        up: ColumnLinear,
-        activation: Activation,
-        out_down: RowPair,
-        *,
-        recompute_cheap: bool = False,
-    ) -> None:
-        self.norm1, self.qkv, self.attention = norm1, qkv, attention
-        self.norm2, self.up, self.activation = norm2, up, activation
-        self.out_down, self.recompute_cheap = out_down, recompute_cheap
+    norm1: Norm
+    qkv: ColumnLinear
+    attention: Attention
+    norm2: Norm
+    up: ColumnLinear
+    activation: Activation
+    out_down: RowPair
+    recompute_cheap: bool = False
 
     def forward(self, x: torch.Tensor, at: Positions, tape: Tape | None) -> torch.Tensor:
         """See ``Block``."""

@@ -8,6 +8,8 @@ it is deferred only then. Shapes: S = seq, B = micro-batch, I and O = widths of 
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
 from headway.trainer.model.matmul import add_linear, input_grad, linear
 from headway.trainer.model.tape import Kept, MatmulGrad, Tape, VectorGrad, value
@@ -77,20 +79,17 @@ class RowLinear:
         return product
 
 
+@dataclass(eq=False)
 class RowPair:
     """y = reduce_scatter(a @ first^T + b @ second^T) + biases.
 
     Both outputs of a parallel block take one sum.
     """
 
-    def __init__(
-        self,
-        first: Parameter,
-        second: Parameter,
-        tp: TensorParallel,
-        biases: tuple[Parameter, ...] = (),
-    ) -> None:
-        self.first, self.second, self.tp, self.biases = first, second, tp, biases
+    first: Parameter
+    second: Parameter
+    tp: TensorParallel
+    biases: tuple[Parameter, ...] = ()
 
     def forward(
         self, a: torch.Tensor, b: torch.Tensor, tape: Tape | None, again: Kept | None = None
