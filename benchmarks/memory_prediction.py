@@ -139,7 +139,6 @@ def one_rank(rank: int, settings: Path) -> dict[str, Any]:
             lookup=lookup,
             channels=Channels(),
             timeout_s=60.0,
-            backend="gloo",
             device=device,
         )
     meter = MemoryMeter(device)

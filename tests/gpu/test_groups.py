@@ -219,7 +219,6 @@ def join(
         lookup=lookup,
         channels=channels,
         timeout_s=100.0,
-        backend="nccl",
         device=device,
     )
 

@@ -188,8 +188,7 @@ def test_a_build_that_stays_inside_nccl_after_an_abort_gives_the_process_up(
             lookup=lambda: pytest.fail("rank 0 has the store"),
             channels=channels,
             timeout_s=20.0,
-            backend="nccl",
-            device=torch.device("cpu"),
+            device=torch.device("cuda"),
         )
     assert breaks_device(raised.value)
     go.set()
@@ -231,8 +230,7 @@ def test_a_store_of_gpus_waits_longer_while_members_join_than_afterwards(
         channels=channels,
         timeout_s=20.0,
         join_timeout_s=120.0,
-        backend="nccl",
-        device=torch.device("cpu"),
+        device=torch.device("cuda"),
     )
     assert made._store is not None
     assert [*limits_s, made._store.timeout_s] == [120.0, 20.0]

@@ -295,7 +295,6 @@ def build_groups(
         lookup=meeting.lookup,
         channels=channels,
         timeout_s=timeout_s,
-        backend="nccl" if device is not None and device.type == "cuda" else "gloo",
         device=device,
         joins_ends=run.model.architecture.tied,
     )

@@ -11,7 +11,7 @@ import contextlib
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import TypeGuard
 
 import torch
 from headway.common.node.failpoints import failpoint
@@ -25,7 +25,6 @@ from headway.trainer.comm.nccl import NcclComm, use_interface
 from headway.trainer.comm.p2p import PipeComm
 from headway.trainer.comm.store import StoreClient, StoreEndpoint, StoreServer
 
-Backend = Literal["gloo", "nccl"]
 Announce = Callable[[StoreEndpoint], None]
 Lookup = Callable[[], StoreEndpoint]
 STUCK_LIMIT_S = 3.0
@@ -106,7 +105,6 @@ def build(
     channels: Channels,
     timeout_s: float,
     join_timeout_s: float | None = None,
-    backend: Backend = "gloo",
     device: torch.device | None = None,
     joins_ends: bool = False,
     ports: str = "",
@@ -118,6 +116,7 @@ def build(
     the others look it up, which may block and should end when the generation is fenced (otherwise
     its thread is abandoned).
 
+    ``device``: NCCL builds them for a GPU, otherwise gloo does.
     ``timeout_s``: for each use of the groups, and of the store once they are built.
     ``join_timeout_s``: for a member to join while they are built, None for ``timeout_s``. On GPUs
     it includes the time in which a process loads CUDA's libraries, all those of a node at once.
@@ -133,19 +132,10 @@ def build(
     """
     if grid.world_size == 1:
         return Groups(generation, channels)
-    builder = _Builder(
-        generation,
-        grid,
-        rank,
-        host,
-        ports,
-        (timeout_s if join_timeout_s is None else join_timeout_s, timeout_s),
-        backend,
-        device,
-        channels,
-        joins_ends,
-    )
-    builder.first_timeout_s = first_timeout_s or timeout_s
+    joining_s = timeout_s if join_timeout_s is None else join_timeout_s
+    first_s, groups = first_timeout_s or timeout_s, Groups(generation, channels)
+    limits_s = (joining_s, first_s, timeout_s)
+    builder = _Builder(generation, grid, rank, host, ports, *limits_s, device, groups, joins_ends)
     try:
         return channels.open("build").call(lambda: builder.run(announce, lookup)).result()
     except BaseException as error:
@@ -153,7 +143,7 @@ def build(
         if not isinstance(error, Aborted):
             raise
         # gloo's thread ends by itself, since the fence cuts its connections
-        if backend == "nccl" and not builder.ended.wait(STUCK_LIMIT_S):
+        if _is_gpu(device) and not builder.ended.wait(STUCK_LIMIT_S):
             raise StuckTransport(
                 f"NCCL does not leave the making of a communicator {STUCK_LIMIT_S:g} s after the "
                 f"abort of generation {generation}"
@@ -161,29 +151,23 @@ def build(
         raise
 
 
+@dataclass(eq=False)
 class _Builder:
     """Runs on the build thread."""
 
-    def __init__(
-        self,
-        generation: int,
-        grid: Grid,
-        rank: int,
-        host: str,
-        ports: str,
-        limits_s: tuple[float, float],
-        backend: Backend,
-        device: torch.device | None,
-        channels: Channels,
-        joins_ends: bool,
-    ) -> None:
-        self._joins_ends = joins_ends or grid.vp > 1
-        self._generation, self._grid, self._rank, self._host = generation, grid, rank, host
-        self._ports = ports
-        self._joining_s, self._using_s = limits_s
-        self.first_timeout_s = self._using_s
-        self._backend, self._device = backend, device
-        self._groups = Groups(generation, channels)
+    generation: int
+    grid: Grid
+    rank: int
+    host: str
+    ports: str
+    joining_s: float
+    first_s: float
+    using_s: float
+    device: torch.device | None
+    groups: Groups
+    joins_ends: bool
+
+    def __post_init__(self) -> None:
         self.ended = threading.Event()
         self._is_abandoned = False
         self._turn = threading.Lock()
@@ -196,7 +180,7 @@ class _Builder:
             with self._turn:
                 self.ended.set()
                 if self._is_abandoned:
-                    self._groups.release()
+                    self.groups.release()
 
     def abandon(self) -> None:
         """Free the groups now, or once the build thread has left them; nobody will use them.
@@ -206,50 +190,54 @@ class _Builder:
         with self._turn:
             self._is_abandoned = True
             if self.ended.is_set():
-                self._groups.release()
+                self.groups.release()
 
     def _build(self, announce: Announce, lookup: Lookup) -> Groups:
-        groups, grid, rank = self._groups, self._grid, self._rank
+        groups, grid, rank = self.groups, self.grid, self.rank
         store = self._open_store(announce, lookup)
         make = self._factory(store)
         groups._held.insert(0, make)
-        prefix = f"g{self._generation}"
+        prefix = f"g{self.generation}"
         groups.comms["tp"] = make.comm(f"{prefix}/tp", grid.group("tp", rank), rank)
-        failpoint("worker.mid_rendezvous", generation=self._generation)
+        failpoint("worker.mid_rendezvous", generation=self.generation)
         groups.comms["pp"], groups.pipe = make.pipe(f"{prefix}/pp", grid.group("pp", rank), rank)
         groups.comms["dp"] = make.comm(f"{prefix}/dp", grid.group("dp", rank), rank)
         in_order = [groups.comms[axis] for axis in AXES]
         groups.every_rank = EveryRank(in_order, rank, grid.world_size)
-        store.timeout_s = self._using_s
+        store.timeout_s = self.using_s
         groups._store = store
         groups.channels.check()
         return groups
 
     def _factory(self, store: StoreClient) -> Factory:
-        channels = self._groups.channels
-        if self._backend == "gloo":
-            return GlooFactory(store, channels, self._host, self.first_timeout_s)
-        device = self._device or torch.device("cuda")
-        use_interface(self._host)
-        return NcclFactory(store, channels, device, wraps=self._joins_ends)
+        channels = self.groups.channels
+        if not _is_gpu(self.device):
+            return GlooFactory(store, channels, self.host, self.first_s)
+        use_interface(self.host)
+        wraps = self.joins_ends or self.grid.vp > 1
+        return NcclFactory(store, channels, self.device, wraps=wraps)
 
     def _open_store(self, announce: Announce, lookup: Lookup) -> StoreClient:
-        if self._rank == 0:
+        if self.rank == 0:
             server = StoreServer(
-                self._host,
-                self._ports,
-                world_size=self._grid.world_size,
-                timeout_s=self._joining_s,
+                self.host,
+                self.ports,
+                world_size=self.grid.world_size,
+                timeout_s=self.joining_s,
             )
-            self._groups._held.append(_Closing(server))
+            self.groups._held.append(_Closing(server))
             endpoint = server.endpoint
             announce(endpoint)
         else:
             endpoint = lookup()
-            self._groups.channels.check()
-        store = StoreClient(endpoint, self._joining_s)
-        self._groups._held.append(_Closing(store))
+            self.groups.channels.check()
+        store = StoreClient(endpoint, self.joining_s)
+        self.groups._held.append(_Closing(store))
         return store
+
+
+def _is_gpu(device: torch.device | None) -> TypeGuard[torch.device]:
+    return device is not None and device.type == "cuda"
 
 
 class _Closing:

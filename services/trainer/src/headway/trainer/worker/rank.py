@@ -156,7 +156,6 @@ class Rank:
                 join_timeout_s=(
                     self.config.limits.join_timeout_s if self._device.type == "cuda" else None
                 ),
-                backend="nccl" if self._device.type == "cuda" else "gloo",
                 device=self._device,
                 joins_ends=self.config.model.architecture.tied,
             )

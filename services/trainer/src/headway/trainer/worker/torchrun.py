@@ -190,7 +190,6 @@ def _groups(config: RunConfig, place: Place, device: torch.device) -> Groups:
         timeout_s=config.recovery.group_timeout_s,
         first_timeout_s=config.recovery.first_step_timeout_s,
         join_timeout_s=config.limits.join_timeout_s if device.type == "cuda" else None,
-        backend="nccl" if device.type == "cuda" else "gloo",
         device=device,
         joins_ends=config.model.architecture.tied,
     )
