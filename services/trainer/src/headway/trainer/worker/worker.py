@@ -11,7 +11,9 @@ import queue
 import threading
 import time
 import traceback
+from collections.abc import Callable
 from contextlib import nullcontext
+from functools import partial
 from pathlib import Path
 
 from headway.common import installed
@@ -23,7 +25,6 @@ from headway.common.node.process import ProcessId
 from headway.common.node.run_dir import NodePaths, RunDir
 from headway.common.wire.message import Message
 from headway.common.wire.messages.executor import (
-    LeaveReason,
     LeftGeneration,
     StoreOpened,
     WorkerBeat,
@@ -49,6 +50,7 @@ from headway.trainer.worker.link import Link, WorkerStatus
 from headway.trainer.worker.memory import held_by_others, short_of, too_small
 from headway.trainer.worker.rank import Rank
 from headway.trainer.worker.title import set_title
+from msgspec import structs
 
 log = get_logger("worker")
 
@@ -82,25 +84,15 @@ class Worker:
 
         It is sent from a thread that no collective holds up, which the flight ring shows, too.
         """
-        v, rank = self.view, self._rank
-        if rank is not None:
-            rank.count_life()
+        if self._rank is not None:
+            self._rank.count_life()
         return WorkerBeat(
             worker=self.name,
             pid=self._me.pid,
             start_ticks=self._me.start_ticks,
-            status=v.status,
-            generation=v.generation,
-            rank=v.rank,
-            step=v.step,
             command=len(self.commands),
-            applied=v.applied,
-            paused=v.paused,
-            evaluating=v.evaluating,
-            restored_bytes=v.restored_bytes,
-            memory_bytes=v.memory_bytes,
-            memory_predicted=v.memory_predicted,
             source=self._source,
+            **vars(self.view),
         )
 
     def _on_message(self, message: Message) -> None:
@@ -132,7 +124,7 @@ class Worker:
     def _abort(self, generation: int) -> None:
         if self.view.status == "finished" and self.view.generation <= generation:
             # the main thread is outside already
-            self.left(self.view.generation, self.view.rank, "aborted", "")
+            self._leave(self._left(self.view.generation, self.view.rank)(reason="aborted"))
         if not self.fence.is_fenced(generation):
             threading.Thread(
                 target=self.fence.abort, args=(generation,), name="abort", daemon=True
@@ -174,10 +166,8 @@ class Worker:
         add_where(rank=assign.rank)
         identify(rank=assign.rank)
         self.link.beat_now()
-        reason: LeaveReason = "aborted"
-        detail, broken = "", True
-        bad_checkpoint = bad_snapshot = is_fatal = False
-        spike_end, bad_part = 0, -1
+        left = self._left(assign.generation, assign.rank)
+        gone, broken = left(reason="aborted"), True
         try:
             if self._rank is not None and self._rank.rank != assign.rank:
                 self._rank.close()
@@ -193,70 +183,51 @@ class Worker:
         except Aborted:
             pass
         except RefusedError as error:
-            reason, detail, is_fatal = "error", str(error), True
+            gone = left(reason="error", detail=str(error), is_fatal=True)
             log.error("this rank cannot continue", error=error.message, remedy=error.remedy)
         except SpikeRollback as back:
             broken = False  # all ranks are here; see above
-            reason, detail, spike_end = "spike", back.message, back.end
+            gone = left(reason="spike", detail=back.message, spike_end=back.end)
         except Exception as error:
-            if isinstance(error, BadCheckpointError):
-                bad_checkpoint, bad_part = True, error.part
-            bad_snapshot = isinstance(error, BadSnapshotError)
-            reason, detail = reason_of(error), _one_line(error)
-            if reason != "peer":
+            gone = left(
+                reason=reason_of(error),
+                detail=_one_line(error),
+                bad_checkpoint=isinstance(error, BadCheckpointError),
+                bad_part=error.part if isinstance(error, BadCheckpointError) else -1,
+                bad_snapshot=isinstance(error, BadSnapshotError),
+            )
+            if gone.reason != "peer":
                 log.exception("the step failed")
             if is_out_of_memory(error):
-                if others := held_by_others():
-                    detail = short_of(assign.rank, error, others)
-                else:  # every further attempt would need as much
-                    detail, is_fatal = str(too_small(self.config, assign.rank, error)), True
+                gone = self._out_of_memory(gone, error)
             if breaks_device(error):
                 # not reported to the executor, which would assign this process again before it ends
-                self._quit(detail, code=1)
+                self._quit(gone.detail, code=1)
             traceback.clear_frames(error.__traceback__)
         finally:
             self.fence.leave(broken=broken)
         if context_is_broken():
-            self._quit(f"the GPU's context is broken: {detail or reason}", code=1)
-        self.left(
-            assign.generation, assign.rank, reason, detail,
-            bad_checkpoint=bad_checkpoint, bad_part=bad_part, bad_snapshot=bad_snapshot,
-            is_fatal=is_fatal, spike_end=spike_end,
-        )  # fmt: skip
+            self._quit(f"the GPU's context is broken: {gone.detail or gone.reason}", code=1)
+        self._leave(gone)
+
+    def _out_of_memory(self, gone: LeftGeneration, error: Exception) -> LeftGeneration:
+        if others := held_by_others():
+            return structs.replace(gone, detail=short_of(gone.rank, error, others))  # type: ignore[type-var]
+        # every further attempt would need as much
+        why = str(too_small(self.config, gone.rank, error))
+        return structs.replace(gone, detail=why, is_fatal=True)  # type: ignore[type-var]
 
     def _show_as(self, what: str) -> None:
         set_title(self.run_dir.name, f"{what}, node {self.node}")
 
-    def left(
-        self,
-        generation: int,
-        rank: int,
-        reason: LeaveReason,
-        detail: str,
-        *,
-        bad_checkpoint: bool = False,
-        bad_part: int = -1,
-        bad_snapshot: bool = False,
-        is_fatal: bool = False,
-        spike_end: int = 0,
-    ) -> None:
+    def _left(self, generation: int, rank: int) -> Callable[..., LeftGeneration]:
+        return partial(LeftGeneration, worker=self.name, generation=generation, rank=rank)
+
+    def _leave(self, gone: LeftGeneration) -> None:
         """Report to the executor that this worker has left the generation."""
-        log.info("left", generation=generation, reason=reason, detail=detail)
+        log.info("left", generation=gone.generation, reason=gone.reason, detail=gone.detail)
         self.view.status = "left"
-        self.link.send(
-            LeftGeneration(
-                worker=self.name,
-                generation=generation,
-                rank=rank,
-                reason=reason,
-                detail=detail[:900],
-                bad_checkpoint=bad_checkpoint,
-                bad_part=bad_part,
-                bad_snapshot=bad_snapshot,
-                is_fatal=is_fatal,
-                spike_end=spike_end,
-            )
-        )
+        self.link.send(structs.replace(gone, detail=gone.detail[:900]))  # type: ignore[type-var]
         self.link.beat_now()
 
     def announce(self, generation: int, endpoint: StoreEndpoint) -> None:
