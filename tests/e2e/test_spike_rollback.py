@@ -10,7 +10,7 @@ import pytest
 from headway.ckpt_store.client import newest, read_shard
 from headway.console.run import Run
 from headway.testkit.journal import query
-from headway.trainer.state.snapshot import Extra
+from headway.trainer.state.snapshot import TrainState
 
 TINY = Path(__file__).resolve().parents[2] / "examples" / "tiny.toml"
 STEPS, SIZE = 16, 4
@@ -56,5 +56,5 @@ def test_a_run_goes_back_behind_its_spikes_and_finishes(machine: Any) -> None:
     assert checkpoint is not None and checkpoint.step == STEPS
     _, extra = read_shard(checkpoint, 0)
     passed = back[-1]["samples"] - back[-1]["step"] * SIZE
-    assert Extra.unpack(extra).samples == STEPS * SIZE + passed, "passed over, not read again"
+    assert TrainState.unpack(extra).samples == STEPS * SIZE + passed, "passed over, not read again"
     machine.assert_clean("tiny")

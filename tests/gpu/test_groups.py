@@ -39,7 +39,7 @@ from headway.trainer.device.choose import take_device
 from headway.trainer.state import copy_stream
 from headway.trainer.state.flat import FlatChunk
 from headway.trainer.state.params import ParamSpec, Precision
-from headway.trainer.state.snapshot import Extra, Snapshots, layout, offsets
+from headway.trainer.state.snapshot import Snapshots, TrainState, layout, offsets
 
 pytestmark = [
     pytest.mark.gpu,
@@ -168,7 +168,7 @@ def test_snapshots_hold_what_was_written_before_them_bit_for_bit(
             torch.cuda._sleep(200_000_000)  # type: ignore[no-untyped-call]  # 0.1 s: the write comes late
             for flat in flats:
                 flat.state.normal_()
-            snapshots.begin(step, 0, Extra(step=step, samples=8 * step), durable=False)
+            snapshots.begin(step, 0, TrainState(step=step, samples=8 * step), durable=False)
             torch.cuda._sleep(1_000_000_000)  # type: ignore[no-untyped-call]  # the next step, about 0.5 s
             after: Any = torch.cuda.Event()  # type: ignore[no-untyped-call]
             after.record()
@@ -186,7 +186,7 @@ def test_snapshots_hold_what_was_written_before_them_bit_for_bit(
         assert [locked for _, locked in snapshots._gpu._slots.values()] == [not refuses] * 2
         for flat in flats:
             flat.state.zero_()
-        assert snapshots.restore(6) == Extra(step=6, samples=48)
+        assert snapshots.restore(6) == TrainState(step=6, samples=48)
         for flat, wanted in zip(flats, expected[6], strict=True):
             assert torch.equal(flat.state.cpu().view(torch.int32), wanted.view(torch.int32))
         snapshots.close()

@@ -33,7 +33,7 @@ from headway.trainer.data.batches import BatchSource, Split
 from headway.trainer.errors import RefusedError
 from headway.trainer.session.hooks import StepHooks
 from headway.trainer.session.session import Session
-from headway.trainer.state.snapshot import Extra
+from headway.trainer.state.snapshot import TrainState
 from headway.trainer.worker.rank import Rank
 from headway.trainer.worker.torchrun import _data
 
@@ -72,7 +72,7 @@ def test_a_resume_with_another_global_batch_neither_repeats_nor_skips_a_sample(
     assert taken == list(range(0, 64, 2)), "micro-batches of 2, each sample once"
     assert resumed.samples == 56
     with Arena.open(tmp_path / "a", writable=False) as arena:
-        assert Extra.unpack(arena.view(6)[1]).samples == 64
+        assert TrainState.unpack(arena.view(6)[1]).samples == 64
 
 
 def _corpus(folder: Path, *, split: str = "") -> Path:
@@ -149,7 +149,7 @@ def test_a_resumed_run_keeps_the_fingerprints_of_its_data(tmp_path: Path) -> Non
     session = _read(config, tmp_path)
     train_on(session, 2)
     with Arena.open(tmp_path / "arena", writable=False) as arena:
-        new = Extra.unpack(arena.view(2)[1])
+        new = TrainState.unpack(arena.view(2)[1])
     data = {
         split: TokenFile(tmp_path / "data" / split).fingerprint()
         for split in ("train", "validation")
@@ -157,13 +157,13 @@ def test_a_resumed_run_keeps_the_fingerprints_of_its_data(tmp_path: Path) -> Non
     assert new.fingerprint == f"{data['train']}-order2"
     assert new.validation_fingerprint == f"{data['validation']}-order2"
     session.join(Groups.alone(1))
-    extra = Extra(step=2, samples=32, fingerprint=new.fingerprint)
+    extra = TrainState(step=2, samples=32, fingerprint=new.fingerprint)
     zeros = np.zeros(arena_of(session).slot_bytes, np.uint8)
     session.load("durable", 2, (zeros, extra.pack()))
     session.run(StepHooks(), 3)
     session.leave()
     with Arena.open(tmp_path / "arena", writable=False) as arena:
-        kept = Extra.unpack(arena.view(3)[1])
+        kept = TrainState.unpack(arena.view(3)[1])
     assert kept.fingerprint == new.fingerprint
     assert kept.validation_fingerprint == new.validation_fingerprint
 

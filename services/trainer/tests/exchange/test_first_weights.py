@@ -32,7 +32,7 @@ from headway.trainer.exchange.shapes import parameter_shapes
 from headway.trainer.parallel.tensor import TensorParallel
 from headway.trainer.session.build import build_model
 from headway.trainer.state.flat import FlatChunk
-from headway.trainer.state.snapshot import Extra, layout, offsets
+from headway.trainer.state.snapshot import TrainState, layout, offsets
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -98,7 +98,7 @@ def save(config: RunConfig, checkpoints: Path) -> CheckpointInfo:
             state = flat.state.numpy().view(np.uint8)
             data[start : start + state.nbytes] = state
         described = parse_layout(layout(flats, grid, rank))
-        extra = Extra(step=7, samples=0).pack()
+        extra = TrainState(step=7, samples=0).pack()
         write_shard(files, checkpoints, Snapshot("0123abcd", 7, 1, described, data, extra))
     write_manifest(files, checkpoints / step_dir_name(7, 1))
     return complete(checkpoints)[0]

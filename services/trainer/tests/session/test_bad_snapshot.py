@@ -29,7 +29,7 @@ from headway.trainer.comm.interface import Aborted
 from headway.trainer.errors import BadSnapshotError
 from headway.trainer.session.hooks import StepResult
 from headway.trainer.session.session import Session
-from headway.trainer.state.snapshot import Extra
+from headway.trainer.state.snapshot import TrainState
 from headway.trainer.worker.worker import Worker
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -217,7 +217,7 @@ def test_an_arena_of_another_layout_is_no_source_and_is_replaced(path: Path) -> 
     with Arena.create(
         path, run_id=arena.run_id, rank=0, slot_bytes=arena.slot_bytes, layout=layout
     ) as other:
-        other.seal(other.begin(2, 0), Extra(step=2, samples=32).pack())
+        other.seal(other.begin(2, 0), TrainState(step=2, samples=32).pack())
     session = _session(path)
     session.join(Groups.alone(1))
     with pytest.raises(BadSnapshotError, match="its mesh has dp=7"):

@@ -13,7 +13,7 @@ from headway.trainer.comm.groups import Groups
 from headway.trainer.config import RunConfig
 from headway.trainer.session.hooks import StepHooks, StepResult
 from headway.trainer.session.session import Session
-from headway.trainer.state.snapshot import Extra
+from headway.trainer.state.snapshot import TrainState
 
 
 def config_of(micro_batch_size: int) -> RunConfig:
@@ -37,11 +37,11 @@ def train(config: RunConfig, until: int, given: Any = None) -> tuple[Results, An
     if given is None:
         session.load("init")
     else:
-        session.load("durable", Extra.unpack(given[1]).step, given)
+        session.load("durable", TrainState.unpack(given[1]).step, given)
     session.run(results, until)
     state = session.flats[0].state.numpy().view(np.uint8).copy()
     session.leave()
-    return results, (state, Extra(step=session.step, samples=session.samples).pack())
+    return results, (state, TrainState(step=session.step, samples=session.samples).pack())
 
 
 @pytest.mark.parametrize(("before", "after"), [(4, 2), (2, 8), (2, 1)])

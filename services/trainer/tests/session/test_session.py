@@ -28,7 +28,7 @@ from headway.trainer.optim.schedule import learning_rate
 from headway.trainer.session.hooks import Directive, StepHooks, StepResult
 from headway.trainer.session.session import Session
 from headway.trainer.state.flat import FlatChunk
-from headway.trainer.state.snapshot import Extra, Snapshots
+from headway.trainer.state.snapshot import Snapshots, TrainState
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -269,16 +269,18 @@ def test_a_durable_state_of_another_size_is_refused() -> None:
     session = _session(_config())
     session.join(Groups.alone())
     with pytest.raises(CorruptError, match="has 64 bytes"):
-        session.load("durable", 3, (np.zeros(64, np.uint8), Extra(step=3, samples=48).pack()))
+        session.load("durable", 3, (np.zeros(64, np.uint8), TrainState(step=3, samples=48).pack()))
 
 
 def test_extra_state_survives_packing_and_garbage_is_refused() -> None:
-    extra = Extra(step=7, samples=112, command=3, durable_due=True, fingerprint="f", skipped=2)
-    assert Extra.unpack(extra.pack()) == extra
+    extra = TrainState(step=7, samples=112, command=3, durable_due=True, fingerprint="f", skipped=2)
+    assert TrainState.unpack(extra.pack()) == extra
     older = msgspec.msgpack.encode({"step": 7, "samples": 112, "command": 3})
-    assert Extra.unpack(older) == Extra(step=7, samples=112, command=3), "of an older release"
+    assert TrainState.unpack(older) == TrainState(step=7, samples=112, command=3), (
+        "of an older release"
+    )
     with pytest.raises(CorruptError):
-        Extra.unpack(b"\x93garbage")
+        TrainState.unpack(b"\x93garbage")
 
 
 def test_without_an_arena_sealing_succeeds_at_once() -> None:
@@ -286,7 +288,7 @@ def test_without_an_arena_sealing_succeeds_at_once() -> None:
     session.join(Groups.alone())
     session.load("init")
     snapshots = Snapshots(None, session.flats)
-    snapshots.begin(4, 1, Extra(step=4, samples=64), durable=True)
+    snapshots.begin(4, 1, TrainState(step=4, samples=64), durable=True)
     snapshots.finish()
     assert (snapshots.sealed, snapshots.busy) == (4, False)
     session.leave()

@@ -18,7 +18,7 @@ from headway.trainer.state import copy_stream
 from headway.trainer.state.copy_stream import CopyStream
 from headway.trainer.state.flat import FlatChunk
 from headway.trainer.state.params import ParamSpec, Precision
-from headway.trainer.state.snapshot import Extra, Snapshots, layout, offsets
+from headway.trainer.state.snapshot import Snapshots, TrainState, layout, offsets
 
 
 class Stream:
@@ -93,12 +93,12 @@ def test_slots_are_locked_before_the_first_step_and_never_beside_one(
     resident = [call for call in cudart.calls if call[0] == "lock"]
     assert len(resident) == 2
     for step in range(6):
-        snapshots.begin(step, 0, Extra(step=step, samples=0), durable=False)
+        snapshots.begin(step, 0, TrainState(step=step, samples=0), durable=False)
         snapshots.finish()
         snapshots.commit(step)
     assert cudart.calls == resident
     for step in range(6, 12):  # one is read meanwhile, so that a third slot is used, and given back
-        snapshots.begin(step, 0, Extra(step=step, samples=0), durable=step == 6)
+        snapshots.begin(step, 0, TrainState(step=step, samples=0), durable=step == 6)
         snapshots.finish()
         snapshots.commit(step)
         if step == 9:

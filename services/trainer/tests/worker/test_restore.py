@@ -22,7 +22,7 @@ from headway.testkit.trainer.synthetic import synthetic
 from headway.trainer.comm.groups import Groups
 from headway.trainer.errors import BadCheckpointError, BadSnapshotError, RefusedError
 from headway.trainer.session.session import Session
-from headway.trainer.state.snapshot import Extra
+from headway.trainer.state.snapshot import TrainState
 from headway.trainer.worker import rank as rank_module
 from headway.trainer.worker.rank import Rank
 
@@ -95,7 +95,7 @@ def _save(rank: Rank, change: Callable[[bytes], Any] = json.loads) -> Assign:
     session, folder = rank._session, rank._context.run_dir.checkpoints
     data = np.zeros(arena_of(session).slot_bytes, np.uint8)
     files = Files("test")
-    extra = Extra(step=3, samples=48).pack()
+    extra = TrainState(step=3, samples=48).pack()
     write_shard(files, folder, Snapshot(RUN_ID, 3, 0, change(session._layout()), data, extra))
     info_path = folder / "step-00000003.g0"
     write_manifest(files, info_path)

@@ -95,7 +95,7 @@ def _commands_of(parent: Path) -> list[Steer]:
 
 
 class _Recorded(msgspec.Struct, frozen=True):
-    """A field of ``snapshot.Extra``, which needs torch."""
+    """A field of ``snapshot.TrainState``, which needs torch."""
 
     command: int = 0
 

@@ -17,7 +17,7 @@ from headway.trainer.exchange.folder import HuggingFaceFolder
 from headway.trainer.exchange.new_folder import new_folder
 from headway.trainer.exchange.report import ExchangeReport, count
 from headway.trainer.exchange.source import MODEL_TOML, TOKENIZER
-from headway.trainer.state.snapshot import Extra
+from headway.trainer.state.snapshot import TrainState
 
 COPIED = (
     TOKENIZER,
@@ -43,7 +43,7 @@ def import_model(source: Path, target: Path) -> ExchangeReport:
         return np.asarray(folder.read(name).contiguous().numpy())
 
     with new_folder(target) as draft:
-        extra = Extra(step=0, samples=0).pack()
+        extra = TrainState(step=0, samples=0).pack()
         shapes = folder.shapes
         write_tensors(draft / CHECKPOINTS, shapes, read, extra=extra, run_id=new_run_id())
         for name in COPIED:

@@ -18,7 +18,7 @@ from headway.trainer.session.commits import Commits
 from headway.trainer.session.context import StepContext
 from headway.trainer.session.evaluation import Evaluation
 from headway.trainer.session.hooks import Directive, StepHooks
-from headway.trainer.session.train_state import TrainState
+from headway.trainer.state.snapshot import TrainState
 
 PAUSE_ROUND_S = 0.05
 STILL_ROUNDS = 1200
@@ -49,7 +49,7 @@ class ControlLoop:
     def start(self) -> None:
         """Put the commands in force that the restored state had applied."""
         state = self._state
-        self.directive = self._hooks.apply(state.step, state.applied, state.applied)
+        self.directive = self._hooks.apply(state.step, state.command, state.command)
         if state.step >= self.total_steps:  # it may have been extended since
             self.round()
 
@@ -78,9 +78,9 @@ class ControlLoop:
             state.skipped += agreed.bad
             state.skipped_in_row = state.skipped_in_row + 1 if agreed.bad else 0
         self._commits.commit(agreed)
-        directive = self._hooks.apply(state.step, state.applied, agreed.command)
-        self._commits.follow(directive, is_new=agreed.command > state.applied)
-        state.applied = max(state.applied, agreed.command)
+        directive = self._hooks.apply(state.step, state.command, agreed.command)
+        self._commits.follow(directive, is_new=agreed.command > state.command)
+        state.command = max(state.command, agreed.command)
         state.asked += directive.asked
         self.directive = replace(directive, stop=True) if agreed.stop else directive
         return agreed
@@ -115,7 +115,7 @@ class ControlLoop:
                 tokens = evaluation.sample(step, prompt, count, temperature=command.value)
                 self._hooks.on_sample(sequence, step, prompt, tokens)
         state.asked = ()
-        self._hooks.on_applied(state.applied)
+        self._hooks.on_applied(state.command)
 
     def pause(self, evaluation: Evaluation, validation: OpenReader) -> None:
         """Wait between two steps until a command resumes or stops the run."""

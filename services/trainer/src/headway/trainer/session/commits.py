@@ -7,11 +7,13 @@ ranks agreed on, never on what one rank alone knows.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from headway.common.plan.schedule.actions import Kind
 from headway.trainer.comm.agreement import Agreement
 from headway.trainer.session.context import StepContext
 from headway.trainer.session.hooks import Directive, StepHooks
-from headway.trainer.session.train_state import TrainState
+from headway.trainer.state.snapshot import TrainState
 
 
 class Commits:
@@ -92,7 +94,12 @@ class Commits:
 
     def _begin(self, *, durable: bool, is_last: bool = False) -> None:
         context, step = self._context, self._state.step
-        extra = self._state.extra(context.fingerprints, durable=durable)
+        extra = replace(
+            self._state,
+            durable_due=self._state.durable_due and not durable,
+            fingerprint=context.fingerprints["train"],
+            validation_fingerprint=context.fingerprints["validation"],
+        )
         generation = context.groups.generation
         is_doubtful = self._state.skipped_in_row > 0 and not durable
         context.snapshots.begin(

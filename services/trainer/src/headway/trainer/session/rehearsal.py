@@ -31,8 +31,7 @@ from headway.trainer.session.context import StepContext
 from headway.trainer.session.evaluation import Evaluation
 from headway.trainer.session.hooks import StepHooks
 from headway.trainer.session.step import TrainStep
-from headway.trainer.session.train_state import TrainState
-from headway.trainer.state.snapshot import Snapshots
+from headway.trainer.state.snapshot import Snapshots, TrainState
 
 
 def rehearse_step(context: StepContext, progress: Callable[[int], object]) -> None:
@@ -50,7 +49,7 @@ def rehearse_step(context: StepContext, progress: Callable[[int], object]) -> No
         _lock_batches(parts)
         progress(1)
         few = dataclasses.replace(parts, config=_short(parts.config))
-        data, state, hooks = few.data_parallel(), TrainState(), StepHooks()
+        data, state, hooks = few.data_parallel(), TrainState(step=0, samples=0), StepHooks()
         Evaluation(few, data).loss(0, _reader(few))
         progress(1)
         commits = Commits(few, state, hooks)

@@ -29,10 +29,9 @@ from headway.trainer.session.context import StepContext
 from headway.trainer.session.evaluation import Evaluation
 from headway.trainer.session.hooks import StepHooks
 from headway.trainer.session.loop import run_steps
-from headway.trainer.session.train_state import TrainState
 from headway.trainer.state.flat import FlatChunk
 from headway.trainer.state.layout_check import difference
-from headway.trainer.state.snapshot import Extra, Snapshots, layout, offsets
+from headway.trainer.state.snapshot import Snapshots, TrainState, layout, offsets
 
 ArenaFactory = Callable[[int, bytes], Arena]
 """``(slot_bytes, layout)`` -> the rank's arena, created or opened; a damaged one or one
@@ -81,7 +80,7 @@ class Session:
         self._arena: Arena | None = None
         self._snapshots: Snapshots | None = None
         self._groups: Groups | None = None
-        self._state = TrainState()
+        self._state = TrainState(step=0, samples=0)
         self._is_used = False
         self._compiles = config.train.compile
         self._rehearses = self.device.type == "cuda" if rehearses is None else rehearses
@@ -157,7 +156,7 @@ class Session:
                 rehearse_step(self._context(), progress)
                 self._rehearses = self._compiles = False
             snapshots.lock()
-            extra = Extra(step=0, samples=0)
+            extra = TrainState(step=0, samples=0)
             if source == "arena":
                 extra = snapshots.restore(step)
             else:
@@ -165,7 +164,7 @@ class Session:
                 if source == "durable":
                     assert state is not None
                     snapshots.load(state[0])
-                    extra = Extra.unpack(state[1])
+                    extra = TrainState.unpack(state[1])
                 elif folder := self.config.train.init_from:
                     load_first_weights(self.flats, Path(folder), progress)
                 else:
@@ -181,8 +180,8 @@ class Session:
                 self._compiles = False
         if extra.step != step:
             raise ValueError(f"the snapshot asked for as {step} says it is {extra.step}")
-        self._state = TrainState.of(extra)
-        self._state.samples = max(self._state.samples, skip_to)
+        extra.samples = max(extra.samples, skip_to)
+        self._state = extra
         assert self._data is not None
         self._data.fingerprints["train"] = extra.fingerprint
         self._data.fingerprints["validation"] = extra.validation_fingerprint

@@ -26,7 +26,7 @@ from headway.trainer.session.commits import Commits
 from headway.trainer.session.context import StepContext
 from headway.trainer.session.hooks import StepResult
 from headway.trainer.session.spikes import SpikeGuard
-from headway.trainer.session.train_state import TrainState
+from headway.trainer.state.snapshot import TrainState
 
 
 class TrainStep:

@@ -33,9 +33,12 @@ SLOT_ALIGNMENT = 64
 log = get_logger("snapshot")
 
 
-@dataclass(frozen=True)
-class Extra:
-    """The small state besides the tensors."""
+@dataclass
+class TrainState:
+    """The small state besides the tensors, kept with each snapshot.
+
+    Equal on all ranks; the step and the control loop of a generation change it.
+    """
 
     step: int
     """Completed steps; the snapshot's number."""
@@ -65,7 +68,7 @@ class Extra:
         return msgspec.msgpack.encode(self)
 
     @classmethod
-    def unpack(cls, data: bytes) -> Extra:
+    def unpack(cls, data: bytes) -> TrainState:
         """Raises CorruptError."""
         try:
             return msgspec.msgpack.decode(data, type=cls)
@@ -140,7 +143,7 @@ class Snapshots:
         self,
         step: int,
         generation: int,
-        extra: Extra,
+        extra: TrainState,
         *,
         durable: bool,
         is_last: bool = False,
@@ -228,7 +231,7 @@ class Snapshots:
         if self._arena is not None and step >= 0:
             self._arena.commit(step)
 
-    def restore(self, step: int) -> Extra:
+    def restore(self, step: int) -> TrainState:
         """Verify snapshot ``step`` of the arena, load it and drop every newer one.
 
         If it does not match its digest, it is marked bad, and so are all others that do not match,
@@ -273,7 +276,7 @@ class Snapshots:
             else:  # torch has no read-only tensors, so this makes a copy
                 flat.state.copy_(torch.from_numpy(piece.copy()).view(flat.state.dtype))
 
-    def _verified(self, arena: Arena, step: int) -> tuple[npt.NDArray[np.uint8], Extra]:
+    def _verified(self, arena: Arena, step: int) -> tuple[npt.NDArray[np.uint8], TrainState]:
         infos = arena.sealed()
         wanted = [info for info in infos if info.step == step]
         if not wanted:
@@ -284,7 +287,7 @@ class Snapshots:
             try:
                 arena.verify(info)
                 data, extra = arena.read(info)
-                return data, Extra.unpack(extra)
+                return data, TrainState.unpack(extra)
             except CorruptError as error:
                 log.error("a snapshot in memory is damaged", reason=error.message)
                 reasons.append(error.message)
