@@ -77,7 +77,7 @@ MUTATIONS = (
     Mutation(
         "believe-a-part-file-that-is-not-the-manifests",
         f"{STORE}/verify.py",
-        "    if digest(raw) != info.manifest.part_digests[rank]:\n",
+        "    if digest(raw) != info.manifest.files[rank].part_digest:\n",
         "    if False:\n",
         "services/ckpt_store/tests/test_damage.py",
     ),

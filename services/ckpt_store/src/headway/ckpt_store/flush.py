@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 from headway.ckpt_store.dtypes import DTYPES
@@ -31,7 +32,6 @@ from headway.ckpt_store.manifest import (
     encode_manifest,
     encode_part,
     gave_up_name,
-    mesh_from,
     part_name,
     step_dir_name,
 )
@@ -75,8 +75,8 @@ class Snapshot:
     def mesh(self) -> Mesh:
         """Raises InputError if the layout has no valid mesh."""
         try:
-            return mesh_from(self.layout["mesh"])
-        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            return msgspec.convert(self.layout["mesh"], Mesh)
+        except (KeyError, ValueError) as error:
             raise InputError(
                 f"the layout of step {self.step} has no valid mesh: {error!r}",
                 remedy='give it "mesh": {"tp", "pp", "dp", "vp", "rank"}',

@@ -69,7 +69,7 @@ class CheckpointInfo:
 
     @property
     def total_bytes(self) -> int:
-        return sum(self.manifest.file_bytes)
+        return sum(file.bytes for file in self.manifest.files)
 
 
 def is_superseded(step: int, generation: int, marks: Mapping[int, int]) -> bool:

@@ -15,15 +15,13 @@ that write the same file write the same bytes, and digest files can be digested.
 
 from __future__ import annotations
 
-import base64
-import binascii
 import json
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, TypeVar
 
+import msgspec
 import xxhash
 from headway.common.errors import CorruptError
 from headway.common.node import arena_format
@@ -35,6 +33,9 @@ KEEP_NAME = "KEEP"
 """An empty file of this name pins a step: retention keeps it."""
 DIGEST = "xxh3-64"
 
+Count = Annotated[int, msgspec.Meta(ge=0)]
+T = TypeVar("T")
+
 _STEP_DIR = re.compile(r"step-(\d{8,})\.g(\d+)")
 _PART = re.compile(r"rank-(\d+)\.json")
 _GAVE_UP = re.compile(r"rank-\d+\.gave-up")
@@ -42,15 +43,18 @@ _DAMAGED = re.compile(r"rank-\d+\.damaged")
 _MARK = re.compile(r"generation-(\d{5,})\.json")
 
 
-@dataclass(frozen=True)
-class Mesh:
+class Mesh(msgspec.Struct, frozen=True):
     """Degrees of parallelism of the run that saved, and this rank's place in it."""
 
-    rank: int
-    tp: int = 1
-    pp: int = 1
-    dp: int = 1
-    vp: int = 1
+    rank: Count
+    tp: Count = 1
+    pp: Count = 1
+    dp: Count = 1
+    vp: Count = 1
+
+    def __post_init__(self) -> None:
+        if self.rank >= self.world_size:
+            raise ValueError(f"rank {self.rank} of {self.world_size}")
 
     @property
     def world_size(self) -> int:
@@ -58,25 +62,28 @@ class Mesh:
         return self.tp * self.pp * self.dp
 
 
-@dataclass(frozen=True)
-class Part:
+class Part(msgspec.Struct, frozen=True):
     """What one rank contributed: everything needed to read and verify its blob."""
 
     run_id: str
-    step: int
-    generation: int
+    step: Count
+    generation: Count
     mesh: Mesh
-    file_bytes: int
-    data_start: int
+    file_bytes: Count
+    data_start: Count
     """Bytes before the data in the blob (header and its padding), a multiple of 4096."""
     header_digest: str
     """Digest of the header."""
     chunks: tuple[str, ...]
     """Digest of each 8 MiB of data, 16 hex digits; the last chunk may be shorter."""
-    layout: Mapping[str, Any] = field(default_factory=dict)
+    layout: Mapping[str, Any] = {}
     extra: bytes = b""
     incarnation: str = ""
     """Which start of the job wrote it, if generations are ambiguous (see ``incarnation.py``)."""
+
+    def __post_init__(self) -> None:
+        if self.data_bytes < 0 or len(self.chunks) != num_chunks(self.data_bytes):
+            raise ValueError(f"{len(self.chunks)} chunk digests for {self.data_bytes} bytes")
 
     @property
     def rank(self) -> int:
@@ -87,16 +94,42 @@ class Part:
         return self.file_bytes - self.data_start
 
 
-@dataclass(frozen=True)
-class Manifest:
+class RankFile(msgspec.Struct, frozen=True):
+    """The files of one rank: length of the blob, digest of the part file."""
+
+    rank: Count
+    bytes: Count
+    part_digest: str
+
+
+class Manifest(msgspec.Struct, frozen=True):
     """A complete step: which ranks, how many bytes, and the digest of each part file."""
 
     run_id: str
-    step: int
-    generation: int
-    world_size: int
-    part_digests: tuple[str, ...]
-    file_bytes: tuple[int, ...]
+    step: Count
+    generation: Count
+    world_size: Count
+    files: tuple[RankFile, ...]
+
+    def __post_init__(self) -> None:
+        if [file.rank for file in self.files] != list(range(self.world_size)) or not self.files:
+            raise ValueError(f"it names {len(self.files)} files for {self.world_size} ranks")
+
+
+class _PartForm(msgspec.Struct):
+    """How a part file keeps its digests."""
+
+    chunk_bytes: int
+    digest: str
+    extra_digest: str
+
+
+class _Schema(msgspec.Struct):
+    schema: Any = None
+
+
+class _Mark(msgspec.Struct):
+    restart_step: Annotated[int, msgspec.Meta(ge=-1)]
 
 
 def digest(data: Any) -> str:
@@ -160,25 +193,17 @@ def parse_mark_name(name: str) -> int | None:
 
 def encode_part(part: Part) -> bytes:
     """The bytes of ``rank-<r>.json``."""
-    incarnation = {"incarnation": part.incarnation} if part.incarnation else {}
+    fields = msgspec.to_builtins(part)
+    if not part.incarnation:
+        del fields["incarnation"]
     return _json(
         {
-            **incarnation,
+            **fields,
             "chunk_bytes": CHUNK_BYTES,
-            "chunks": list(part.chunks),
-            "data_start": part.data_start,
             "digest": DIGEST,
-            "extra": base64.b64encode(part.extra).decode(),
             "extra_digest": digest(part.extra),
             "file": blob_name(part.rank),
-            "file_bytes": part.file_bytes,
-            "generation": part.generation,
-            "header_digest": part.header_digest,
-            "layout": part.layout,
-            "mesh": _mesh_fields(part.mesh),
-            "run_id": part.run_id,
             "schema": SCHEMA,
-            "step": part.step,
         }
     )
 
@@ -189,27 +214,10 @@ def decode_part(raw: bytes, where: Path | str) -> Part:
     Raises:
         CorruptError: not JSON, another schema, a missing or impossible field; names ``where``.
     """
-    fields = _parse(raw, where)
-    with _reading(where):
-        part = Part(
-            run_id=_text(fields["run_id"]),
-            step=_count(fields["step"]),
-            generation=_count(fields["generation"]),
-            mesh=mesh_from(fields["mesh"]),
-            file_bytes=_count(fields["file_bytes"]),
-            data_start=_count(fields["data_start"]),
-            header_digest=_text(fields["header_digest"]),
-            chunks=tuple(_text(item) for item in fields["chunks"]),
-            layout=dict(fields["layout"]),
-            extra=base64.b64decode(fields["extra"], validate=True),
-            incarnation=_text(fields.get("incarnation", "")),
-        )
-        extra_digest = _text(fields["extra_digest"])
-        if fields["chunk_bytes"] != CHUNK_BYTES or fields["digest"] != DIGEST:
-            raise ValueError("unknown digest or chunk size")
-        if part.data_bytes < 0 or len(part.chunks) != num_chunks(part.data_bytes):
-            raise ValueError(f"{len(part.chunks)} chunk digests for {part.data_bytes} bytes")
-    if digest(part.extra) != extra_digest:
+    part, form = _parse(raw, where, Part), _parse(raw, where, _PartForm)
+    if (form.chunk_bytes, form.digest) != (CHUNK_BYTES, DIGEST):
+        raise _unreadable(where, "unknown digest or chunk size")
+    if digest(part.extra) != form.extra_digest:
         raise CorruptError(
             f"{where}: the extra state does not match its digest", remedy="use an older checkpoint"
         )
@@ -233,7 +241,7 @@ def encode_manifest(parts: Sequence[tuple[Part, bytes]]) -> bytes:
     files = [
         {"bytes": p.file_bytes, "part_digest": digest(raw), "rank": p.rank} for p, raw in ordered
     ]
-    mesh = _mesh_fields(first.mesh)
+    mesh = msgspec.to_builtins(first.mesh)
     del mesh["rank"]
     return _json(
         {
@@ -251,20 +259,7 @@ def encode_manifest(parts: Sequence[tuple[Part, bytes]]) -> bytes:
 
 def decode_manifest(raw: bytes, where: Path | str) -> Manifest:
     """Parse MANIFEST.json. Raises CorruptError naming ``where``."""
-    fields = _parse(raw, where)
-    with _reading(where):
-        files = fields["files"]
-        manifest = Manifest(
-            run_id=_text(fields["run_id"]),
-            step=_count(fields["step"]),
-            generation=_count(fields["generation"]),
-            world_size=_count(fields["world_size"]),
-            part_digests=tuple(_text(item["part_digest"]) for item in files),
-            file_bytes=tuple(_count(item["bytes"]) for item in files),
-        )
-        if [item["rank"] for item in files] != list(range(manifest.world_size)) or not files:
-            raise ValueError(f"it names {len(files)} files for {manifest.world_size} ranks")
-    return manifest
+    return _parse(raw, where, Manifest)
 
 
 def mark_bytes(generation: int, restart_step: int) -> bytes:
@@ -278,29 +273,12 @@ def mark_bytes(generation: int, restart_step: int) -> bytes:
 
 def decode_mark(raw: bytes, where: Path | str) -> int:
     """The restart step of a generation mark, -1 allowed (from scratch). Raises CorruptError."""
-    fields = _parse(raw, where)
-    with _reading(where):
-        return _count(fields["restart_step"] + 1) - 1
+    return _parse(raw, where, _Mark).restart_step
 
 
 def num_chunks(nbytes: int) -> int:
     """Number of 8 MiB chunks in ``nbytes`` of data."""
     return -(-nbytes // CHUNK_BYTES)
-
-
-def mesh_from(fields: Mapping[str, Any]) -> Mesh:
-    """A mesh from a layout's ``mesh`` table. Raises ValueError when it is impossible."""
-    mesh = Mesh(
-        **{name: _count(fields.get(name, 1)) for name in ("tp", "pp", "dp", "vp")},
-        rank=_count(fields["rank"]),
-    )
-    if not 0 <= mesh.rank < mesh.world_size:
-        raise ValueError(f"rank {mesh.rank} of {mesh.world_size}")
-    return mesh
-
-
-def _mesh_fields(mesh: Mesh) -> dict[str, int]:
-    return {"tp": mesh.tp, "pp": mesh.pp, "dp": mesh.dp, "vp": mesh.vp, "rank": mesh.rank}
 
 
 def _json(fields: Mapping[str, Any]) -> bytes:
@@ -309,44 +287,18 @@ def _json(fields: Mapping[str, Any]) -> bytes:
     )
 
 
-def _parse(raw: bytes, where: Path | str) -> dict[str, Any]:
-    with _reading(where):
-        fields = json.loads(raw)
-        if not isinstance(fields, dict):
-            raise ValueError("it is not a JSON object")
-    if fields.get("schema") != SCHEMA:
-        raise CorruptError(
-            f"{where}: schema {fields.get('schema')!r}, this version reads {SCHEMA}",
-            remedy="use the Headway version that wrote it",
-        )
-    return fields
+def _parse(raw: bytes, where: Path | str, kind: type[T]) -> T:
+    try:
+        schema = msgspec.json.decode(raw, type=_Schema).schema
+        if schema == SCHEMA:
+            return msgspec.json.decode(raw, type=kind)
+    except (ValueError, RecursionError) as error:  # of msgspec, or of the decoder of UTF-8
+        raise _unreadable(where, str(error)) from error
+    raise CorruptError(
+        f"{where}: schema {schema!r}, this version reads {SCHEMA}",
+        remedy="use the Headway version that wrote it",
+    )
 
 
-class _reading:
-    """Converts any error about a field into a CorruptError."""
-
-    def __init__(self, where: Path | str) -> None:
-        self.where = where
-
-    def __enter__(self) -> None: ...
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, _: object
-    ) -> None:
-        wrong = (KeyError, TypeError, ValueError, AttributeError, RecursionError, binascii.Error)
-        if isinstance(error, wrong):
-            raise CorruptError(
-                f"{self.where} cannot be read: {error!r}", remedy="use an older checkpoint"
-            ) from error
-
-
-def _count(value: Any) -> int:
-    if not isinstance(value, int) or isinstance(value, bool) or value < 0:
-        raise ValueError(f"{value!r} is not a count")
-    return value
-
-
-def _text(value: Any) -> str:
-    if not isinstance(value, str):
-        raise ValueError(f"{value!r} is not text")
-    return value
+def _unreadable(where: Path | str, why: str) -> CorruptError:
+    return CorruptError(f"{where} cannot be read: {why}", remedy="use an older checkpoint")

@@ -47,7 +47,7 @@ def read_part(info: CheckpointInfo, rank: int) -> Part:
         )
     path = info.path / part_name(rank)
     raw = read_file(path)
-    if digest(raw) != info.manifest.part_digests[rank]:
+    if digest(raw) != info.manifest.files[rank].part_digest:
         raise corrupt(path, "its digest differs from the manifest")
     return decode_part(raw, path)
 
