@@ -99,9 +99,10 @@ class Node:
             address = self.cluster.address(NODE)
             assert address is not None and address.process.alive()
             return address.process.pid
-        found = json.loads((self.paths.sock_dir / "children.json").read_text())[name]
-        assert ProcessId(*found).alive(), f"{name} is dead"
-        return int(found[0])
+        left = json.loads((self.paths.sock_dir / "executor.json").read_text())
+        process = ProcessId(**dict(left["services"])[name])
+        assert process.alive(), f"{name} is dead"
+        return process.pid
 
     def target(self, name: str) -> Target:
         """The socket called ``name``; a ``.stranger`` knows the server's key

@@ -83,7 +83,7 @@ def test_the_files_that_parts_leave_are_those_that_the_page_names(node: Any) -> 
         node.paths.sock_dir / "monitor.json",
     ):
         assert path.exists() and f"{path.name}`" in page, path
-    assert (node.paths.sock_dir / "children.json").exists() and "`children.json`" in page
+    assert (node.paths.sock_dir / "executor.json").exists() and "`executor.json`" in page
 
 
 @pytest.mark.parametrize("name", ["executor", "driver"])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import pytest
@@ -75,7 +74,7 @@ def test_an_adopted_service_that_is_silent_was_no_slow_start() -> None:
     assert 60.0 <= node.now - begun_s < 70.0
 
 
-def test_what_an_executor_leaves_is_read_even_if_it_is_of_an_older_version(
+def test_what_an_executor_leaves_is_read_and_counts_as_absent_if_it_is_damaged(
     tmp_path: Path,
 ) -> None:
     me = ProcessId(7, 9)
@@ -85,7 +84,6 @@ def test_what_an_executor_leaves_is_read_even_if_it_is_of_an_older_version(
     MemoryFiles(tmp_path).save(left)
     assert MemoryFiles(tmp_path).load(me) == left
     file = tmp_path / "executor.json"
-    older = {**json.loads(file.read_text()), "reported": ["zygote"], "epoch": 3}
-    del older["slow_starts"]
-    file.write_text(json.dumps(older))
-    assert MemoryFiles(tmp_path).load(me) == Memory(epoch=3, services=(("agent", me),))
+    for damaged in (file.read_bytes()[:-1], b'{"reported": ["zygote"]}', b"\xff"):
+        file.write_bytes(damaged)
+        assert MemoryFiles(tmp_path).load(me) == Memory()

@@ -382,6 +382,7 @@ class Guardian:
             services=tuple(self.services.processes().items()),
             workers=tuple(self.workers.processes().items()),
             next_worker=self.workers.next_worker,
+            incarnation=self.facts.incarnation,
         )
 
     def _now_content(self) -> tuple[object, ...]:

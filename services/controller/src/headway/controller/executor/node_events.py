@@ -229,3 +229,5 @@ class Memory:
     services: tuple[tuple[str, ProcessId], ...] = ()
     workers: tuple[tuple[str, ProcessId], ...] = ()
     next_worker: int = 0
+    incarnation: int = 0
+    """Number of the executor that has written it."""

@@ -5,22 +5,23 @@ They are what an executor leaves to its successor, and what workers leave behind
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
+import msgspec
 from headway.common.errors import HeadwayError
 from headway.common.log import get_logger
 from headway.common.node import zygote_beat
 from headway.common.node.exit_record import ExitRecord
-from headway.common.node.files import replace_json
+from headway.common.node.files import replace_file
 from headway.common.node.janitor import processes_of, role_of
 from headway.common.node.process import ProcessId
 from headway.common.node.run_dir import NodePaths
 from headway.controller.executor.node_events import Memory
 
+FILE = "executor.json"
 KEPT_DEAD = 16
 """Dead workers of a node whose logs and last words are kept, the newest."""
 
@@ -32,90 +33,46 @@ log = get_logger("node")
 class MemoryFiles:
     """Reads and writes the files an executor leaves to its successor.
 
-    ``children.json``, ``workers.json`` and ``executor.json`` are in the node's socket folder, and
-    ``monitor.json`` is for the agent.
+    ``executor.json`` is in the node's socket folder; ``monitor.json`` is for the agent.
     """
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
-        self._written: dict[str, Any] = {}
+        self._written: dict[str, bytes] = {}
         self.incarnation = 0
 
     def load(self, me: ProcessId) -> Memory:
-        """What the executor before left; unreadable files count as absent.
+        """What the executor before left; an unreadable file counts as absent.
 
         The number of this executor on the node is its predecessor's plus one, and never less than
-        its start time in ticks, so that it grows even where the files could not be written.
+        its start time in ticks, so that it grows even where the file could not be written.
         """
-        state, children = self._read("executor.json"), self._read("children.json")
-        workers = self._read("workers.json")
-        self.incarnation = max(_number(state, "incarnation") + 1, me.start_ticks)
-        return Memory(
-            epoch=_number(state, "epoch"),
-            leading=_number(state, "leading"),
-            reported=_processes(state.get("reported")),
-            slow_starts=_counts(state.get("slow_starts")),
-            services=_processes(children),
-            workers=_processes(workers.get("workers")),
-            next_worker=_number(workers, "next"),
-        )
+        try:
+            memory = msgspec.json.decode((self._folder / FILE).read_bytes(), type=Memory)
+        except (OSError, ValueError):  # of msgspec, or of the decoder of UTF-8
+            memory = Memory()
+        self.incarnation = max(memory.incarnation + 1, me.start_ticks)
+        return memory
 
     def save(self, memory: Memory) -> None:
-        """Write what has changed.
-
-        Raises:
-            OSError: a file cannot be written; it then is what it was.
-        """
-        facts = {
-            "epoch": memory.epoch,
-            "leading": memory.leading,
-            "reported": {n: [p.pid, p.start_ticks] for n, p in memory.reported},
-            "slow_starts": dict(memory.slow_starts),
-        }
-        files = {
-            "executor.json": {"incarnation": self.incarnation, **facts},
-            "children.json": {n: [p.pid, p.start_ticks] for n, p in memory.services},
-            "workers.json": {
-                "next": memory.next_worker,
-                "workers": {n: [p.pid, p.start_ticks] for n, p in memory.workers},
-            },
-        }
-        for name, data in files.items():
-            if self._written.get(name) != data:
-                self.write(name, data)
+        """Raises OSError: as ``write``."""
+        self.write(FILE, memory)
 
     def write(self, name: str, data: Any) -> None:
-        """Raises OSError: as ``save``."""
-        replace_json(self._folder / name, data, mode=0o600)
-        self._written[name] = data
+        """Write one of the files.
+
+        Raises:
+            OSError: it cannot be written; it then is what it was.
+        """
+        content = msgspec.json.encode(data)
+        replace_file(self._folder / name, content)
+        self._written[name] = content
 
     def keep(self) -> None:
         """Write the files again that were removed. Raises OSError."""
-        for name, data in self._written.items():
+        for name, content in self._written.items():
             if not (self._folder / name).exists():
-                replace_json(self._folder / name, data, mode=0o600)
-
-    def _read(self, name: str) -> dict[str, Any]:
-        try:
-            data = json.loads((self._folder / name).read_text())
-        except (OSError, ValueError):
-            return {}
-        return data if isinstance(data, dict) else {}
-
-
-def _number(data: dict[str, Any], key: str) -> int:
-    value = data.get(key, 0)
-    return value if isinstance(value, int) else 0
-
-
-def _processes(data: Any) -> tuple[tuple[str, ProcessId], ...]:
-    rows = data.items() if isinstance(data, dict) else ()
-    return tuple((str(n), ProcessId(*p)) for n, p in rows if isinstance(p, list) and len(p) == 2)
-
-
-def _counts(data: Any) -> tuple[tuple[str, int], ...]:
-    rows = data.items() if isinstance(data, dict) else ()
-    return tuple((str(name), count) for name, count in rows if isinstance(count, int))
+                replace_file(self._folder / name, content)
 
 
 def running_services(paths: NodePaths, names: Collection[str]) -> dict[str, ProcessId]:
