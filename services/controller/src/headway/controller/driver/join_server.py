@@ -153,8 +153,7 @@ class JoinServer:
         if member is not None or pending is not None:
             self._journal.submit(self._writing())
 
-    def _join(self, message: Join, peer: bytes) -> Joined | Later:
-        del peer
+    def _join(self, message: Join, _peer: bytes) -> Joined | Later:
         node = message.node
         try:
             self._check(message)

@@ -73,14 +73,13 @@ class Requests:
         self._num_skipped = num_skipped
         self._answered: deque[str] = deque(maxlen=MAX_ANSWERED)
 
-    def take(self, message: Command, peer: bytes) -> Accepted:
+    def take(self, message: Command, _peer: bytes) -> Accepted:
         """Carry a command out, or note it for the workers; a repeated id changes nothing.
 
         Raises:
             InputError: an unknown fault, target or node; a value that cannot be set.
             BusyError: the journal cannot be written now.
         """
-        del peer
         if self._state.phase == "over":
             if message.operation == "stop":
                 return Accepted(sequence=0)  # it ends already
@@ -187,9 +186,8 @@ class Requests:
         self._note("command", {name: getattr(steer, name) for name in names})
 
     # ---- status -------------------------------------------------------------------------------
-    def status(self, message: GetStatus, peer: bytes) -> Status:
+    def status(self, message: GetStatus, _peer: bytes) -> Status:
         """The run as the driver sees it now; ``detail`` says why a run is over."""
-        del peer
         state, (outcome, detail) = self._state, self._over()
         first, number = max(0, message.first_rank), max(0, min(message.num_ranks, MAX_LISTED))
         listed = range(first, min(first + number, len(state.fleet.rank_nodes)))

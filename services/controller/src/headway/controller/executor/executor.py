@@ -138,8 +138,7 @@ class Executor:
             self._service.after(ANNOUNCE_AGAIN_S, self._announce)
 
     # ---- the run ------------------------------------------------------------------------------
-    def _attach(self, message: AttachRun, peer: bytes) -> Attached:
-        del peer
+    def _attach(self, message: AttachRun, _peer: bytes) -> Attached:
         run_dir = Path(message.run_dir)
         if self._run is not None and (self._run.run.path != run_dir or self._ending):
             raise InputError(
@@ -188,8 +187,7 @@ class Executor:
             self._local.keep_reachable()
             self._run.keep_files(was_emptied=was_emptied)
 
-    def _console_stops(self, message: StopRun, peer: bytes) -> None:
-        del peer
+    def _console_stops(self, message: StopRun, _peer: bytes) -> None:
         if self._run is None:
             return
         if message.run_id != self._run.run.run_id:
@@ -351,17 +349,14 @@ class Executor:
         self._send(peer, answer)
         self._report_change()
 
-    def _service_beat(self, message: ServiceBeat, peer: bytes) -> None:
-        del peer
+    def _service_beat(self, message: ServiceBeat, _peer: bytes) -> None:
         assert self._run is not None
         self._run.handle(ServiceReported(message))
 
-    def _store_opened(self, message: StoreOpened, peer: bytes) -> None:
-        del peer
+    def _store_opened(self, message: StoreOpened, _peer: bytes) -> None:
         self._to_driver(Relay(node=self.node, store=message))
 
-    def _left(self, message: LeftGeneration, peer: bytes) -> None:
-        del peer
+    def _left(self, message: LeftGeneration, _peer: bytes) -> None:
         self._to_driver(Relay(node=self.node, left=message))
 
     def _report(self, message: StepMetrics | Evaluation | Sample, peer: bytes) -> None:
@@ -375,13 +370,11 @@ class Executor:
             self._run.handle(NodeTrouble("metrics", text))
         outbox.send(self._uplink.send)
 
-    def _checkpoint(self, message: CheckpointComplete, peer: bytes) -> None:
-        del peer
+    def _checkpoint(self, message: CheckpointComplete, _peer: bytes) -> None:
         how = "checkpoint written from memory" if message.from_memory else "checkpoint complete"
         log.info(how, step=message.step, generation=message.generation)
 
-    def _trouble(self, message: StoreTrouble, peer: bytes) -> None:
-        del peer
+    def _trouble(self, message: StoreTrouble, _peer: bytes) -> None:
         log.error(
             "the checkpoint store is in trouble",
             kind=message.kind,

@@ -22,14 +22,12 @@ class Phase:
         """
         raise NotImplementedError
 
-    def limit_s(self, core: Core) -> float:
+    def limit_s(self, _core: Core) -> float:
         """How long to wait before ``overdue``, and again after it."""
-        del core
         return math.inf
 
-    def overdue(self, core: Core) -> list[Action]:
+    def overdue(self, _core: Core) -> list[Action]:
         """The next rung after the limit; ``why`` has been logged."""
-        del core
         return []
 
     def why(self, core: Core) -> str:

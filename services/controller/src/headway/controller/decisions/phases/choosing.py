@@ -52,8 +52,7 @@ class Choosing(Phase):
 
     name = "choosing"
 
-    def look(self, core: Core, node: int | None) -> list[Action]:
-        del node
+    def look(self, core: Core, _node: int | None) -> list[Action]:
         if core.members.vacant:
             core.enter("gathering")
             return []
@@ -90,8 +89,7 @@ class Beginning(Phase):
 
     name = "beginning"
 
-    def look(self, core: Core, node: int | None) -> list[Action]:
-        del node
+    def look(self, core: Core, _node: int | None) -> list[Action]:
         if core.members.vacant:
             core.enter("gathering")
             return []

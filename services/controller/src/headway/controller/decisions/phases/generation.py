@@ -194,8 +194,7 @@ class Over(Phase):
 
     name = "over"
 
-    def look(self, core: Core, node: int | None) -> list[Action]:
-        del node
+    def look(self, core: Core, _node: int | None) -> list[Action]:
         if core.effects.due(Finish):
             return core.effects.ask(Finish(core.outcome, core.detail))
         return []
