@@ -18,6 +18,8 @@ from headway.ckpt_store.manifest import (
 )
 from headway.common.errors import CorruptError
 
+Key = tuple[int, int]
+"""Step and generation."""
 _TICK_NS = 1_000_000_000
 """A file this young may be replaced by one with the same time stamp and even the same inode."""
 
@@ -46,7 +48,7 @@ class Attempt:
     """Whether some rank found its shard damaged, so that no rank restores it."""
 
     @property
-    def key(self) -> tuple[int, int]:
+    def key(self) -> Key:
         """The attempt's (step, generation)."""
         return (self.step, self.generation)
 

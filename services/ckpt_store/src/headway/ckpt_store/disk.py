@@ -18,9 +18,7 @@ from headway.ckpt_store.flush import Snapshot, StaleSnapshotError, write_manifes
 from headway.ckpt_store.folder import look, open_checkpoint
 from headway.ckpt_store.manifest import (
     MANIFEST_NAME,
-    blob_name,
     gave_up_name,
-    part_name,
     step_dir_name,
 )
 from headway.ckpt_store.state import (
@@ -175,13 +173,12 @@ def drop_parts(
     With a ``note``, the incarnation of the parts, the other nodes learn of it, if the
     disk takes the note.
     """
-    attempt = next((a for a in look(checkpoints).attempts if a.key == key), None)
+    attempt = look(checkpoints).find(key)
     if attempt is None or attempt.is_complete or attempt.has_all_parts:
         return
     folder = checkpoints / step_dir_name(*key)
     for rank in ranks:
-        for name in (part_name(rank), blob_name(rank)):  # the part first: it vouches for the blob
-            files.discard(folder / name)
+        files.discard_part(folder, rank)
     if note is not None and ranks:
         files.leave_note(folder / gave_up_name(ranks[0]), note)
     files.remove_empty_dir(folder)

@@ -23,6 +23,8 @@ import os
 from pathlib import Path
 from typing import Any
 
+from headway.ckpt_store.manifest import blob_name, part_name
+
 PAGE_BYTES = 4096
 TRASH_PREFIX = ".trash-"
 _NO_SPACE = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
@@ -189,6 +191,11 @@ class Files:
         """Try to remove one file, for clean-up after an error that a second error must not hide."""
         with contextlib.suppress(OSError):
             self.remove(path)
+
+    def discard_part(self, folder: Path, rank: int) -> None:
+        """Try to remove what ``rank`` wrote; the part first, as it vouches for the blob."""
+        self.discard(folder / part_name(rank))
+        self.discard(folder / blob_name(rank))
 
     def remove_tree(self, path: Path, *, unless: str = "") -> None:
         """Remove a folder: hide it by one durable rename, then remove its files.

@@ -6,7 +6,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from headway.ckpt_store.attempts import Attempt, read_attempt
+from headway.ckpt_store.attempts import Attempt, Key, read_attempt
 from headway.ckpt_store.files import TRASH_PREFIX, Files
 from headway.ckpt_store.manifest import (
     KEEP_NAME,
@@ -41,6 +41,9 @@ class FolderView:
     pending: frozenset[int] = frozenset()
     """Generations that began from scratch and have no complete checkpoint yet; not in ``marks``,
     because they make nothing obsolete before that."""
+
+    def find(self, key: Key) -> Attempt | None:
+        return next((a for a in self.attempts if a.key == key), None)
 
 
 @dataclass(frozen=True)

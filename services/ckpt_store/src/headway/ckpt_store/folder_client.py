@@ -9,19 +9,17 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from headway.ckpt_store.attempts import Key
 from headway.ckpt_store.files import Files, is_no_space
 from headway.ckpt_store.flush import Snapshot, StaleSnapshotError, write_manifest, write_shard
 from headway.ckpt_store.folder import look
 from headway.ckpt_store.generations import obsolete
 from headway.ckpt_store.manifest import (
     MANIFEST_NAME,
-    blob_name,
     gave_up_name,
-    part_name,
     step_dir_name,
 )
 from headway.ckpt_store.packing import pack
-from headway.ckpt_store.retention import Key
 from headway.ckpt_store.tree import Flat
 from headway.ckpt_store.upkeep import apply_retention, clear_beyond, clear_dead
 from headway.common.errors import CorruptError
@@ -81,8 +79,7 @@ class FolderWriter:
         folder = self._checkpoints / step_dir_name(*key)
         if not folder.is_dir() or (folder / MANIFEST_NAME).exists():
             return
-        for name in (part_name(self._rank), blob_name(self._rank)):
-            self._files.discard(folder / name)
+        self._files.discard_part(folder, self._rank)
         if self._world_size > 1:
             self._files.leave_note(folder / gave_up_name(self._rank), incarnation)
         else:
@@ -141,7 +138,7 @@ class FolderWriter:
         """
         name = step_dir_name(*key)
         try:
-            attempt = next((a for a in look(self._checkpoints).attempts if a.key == key), None)
+            attempt = look(self._checkpoints).find(key)
             self._late.discard(key)
             if attempt is not None and attempt.is_mixed:
                 return (

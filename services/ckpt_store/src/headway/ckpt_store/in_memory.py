@@ -11,9 +11,9 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
-from headway.ckpt_store.attempts import Attempt
+from headway.ckpt_store.attempts import Attempt, Key
 from headway.ckpt_store.folder import FolderView, is_superseded
-from headway.ckpt_store.retention import Key, newest_complete
+from headway.ckpt_store.retention import newest_complete
 
 
 @dataclass(frozen=True)

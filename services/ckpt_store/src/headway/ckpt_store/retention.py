@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
-from headway.ckpt_store.attempts import Attempt
+from headway.ckpt_store.attempts import Attempt, Key
 from headway.ckpt_store.folder import FolderView, is_superseded
 
-Key = tuple[int, int]
 """(step, generation)"""
 
 LATER_ATTEMPTS = 2
@@ -109,7 +108,7 @@ def dead_attempts(
 
 def missing_ranks(view: FolderView, key: Key) -> list[int]:
     """Ranks without a part in an attempt that died silently: neither given up nor superseded."""
-    attempt = _find(view, key)
+    attempt = view.find(key)
     if attempt is None or attempt.is_complete or attempt.has_given_up or attempt.has_all_parts:
         return []
     if is_overtaken(key, view):
@@ -134,7 +133,3 @@ def _is_of_earlier_start(attempt: Attempt, view: FolderView) -> bool:
     resumed = {g: restart for g, restart in view.marks.items() if restart >= 0}
     is_obsolete = is_superseded(*attempt.key, view.marks)
     return is_obsolete and not is_superseded(*attempt.key, resumed)
-
-
-def _find(view: FolderView, key: Key) -> Attempt | None:
-    return next((a for a in view.attempts if a.key == key), None)

@@ -8,10 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
 
-from headway.ckpt_store.attempts import Attempt
+from headway.ckpt_store.attempts import Attempt, Key
 from headway.ckpt_store.folder import FolderView
 from headway.ckpt_store.in_memory import Holding, candidates
-from headway.ckpt_store.retention import Key
 from headway.ckpt_store.state import Slot
 
 OTHERS_S = 5.0

@@ -11,9 +11,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
+from headway.ckpt_store.attempts import Key
 from headway.ckpt_store.folder import FolderView, is_superseded
 from headway.ckpt_store.retention import (
-    Key,
     dead_attempts,
     is_overtaken,
     missing_ranks,

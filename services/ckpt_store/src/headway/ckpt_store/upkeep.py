@@ -6,11 +6,11 @@ import re
 from collections.abc import Collection
 from pathlib import Path
 
-from headway.ckpt_store.attempts import Attempt, part_facts
+from headway.ckpt_store.attempts import Attempt, Key, part_facts
 from headway.ckpt_store.files import Files
 from headway.ckpt_store.folder import has_vanished, look, open_checkpoint
 from headway.ckpt_store.manifest import MANIFEST_NAME, blob_name, part_name, step_dir_name
-from headway.ckpt_store.retention import Key, dead_attempts, newest_complete, removable
+from headway.ckpt_store.retention import dead_attempts, newest_complete, removable
 from headway.ckpt_store.verify import verify
 from headway.common.errors import CorruptError
 
@@ -119,15 +119,13 @@ def clear_dead(files: Files, checkpoints: Path, rank: int, saving: Key, incarnat
         folder = checkpoints / step_dir_name(*attempt.key)
         is_begun = attempt.key == saving and not attempt.is_complete and rank in attempt.ranks
         if is_begun and part_facts(folder / part_name(rank))[1] != incarnation:
-            files.discard(folder / part_name(rank))
-            files.discard(folder / blob_name(rank))
+            files.discard_part(folder, rank)
         if attempt.key not in dead or attempt.key == saving:
             continue
         if rank == 0:
             files.remove_tree(folder, unless=MANIFEST_NAME)  # it may have been completed meanwhile
         elif rank in attempt.ranks and not attempt.has_all_parts:
-            files.discard(folder / part_name(rank))
-            files.discard(folder / blob_name(rank))
+            files.discard_part(folder, rank)
     if rank == 0:
         for name in view.trash:
             files.remove_tree(checkpoints / name)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import time
 from dataclasses import asdict, dataclass
@@ -104,10 +103,7 @@ class ExitRecord:
 
     def _open(self) -> Segment:
         if self._segment is None:
-            with contextlib.suppress(FileExistsError):
-                self._segment = Segment.create(
-                    self.path, _WORDS_BYTES, _WORDS_MAGIC, _WORDS_VERSION
-                )
-            if self._segment is None:
-                self._segment = Segment.open(self.path, _WORDS_MAGIC, _WORDS_VERSION, writable=True)
+            self._segment = Segment.create_or_open(
+                self.path, _WORDS_BYTES, _WORDS_MAGIC, _WORDS_VERSION
+            )
         return self._segment

@@ -86,7 +86,7 @@ def configure(path: Path | None, **where: int) -> None:
         _State.segment = None
     _State.path, _State.version, _State.entries, _State.where = path, 0, (), dict(where)
     if path is not None:
-        _State.segment = _open(path)
+        _State.segment = Segment.create_or_open(path, _NBYTES, _MAGIC, _VERSION)
         _State.words = _State.segment.words
 
 
@@ -202,15 +202,9 @@ def _claim_path(path: Path, key: str) -> Path:
     return path.with_name(f"{path.name}.{key}.fired")
 
 
-def _open(path: Path) -> Segment:
-    with contextlib.suppress(FileExistsError):
-        return Segment.create(path, _NBYTES, _MAGIC, _VERSION)
-    return Segment.open(path, _MAGIC, _VERSION, writable=True)
-
-
 @contextlib.contextmanager
 def _locked(path: Path) -> Iterator[Segment]:
-    segment = _open(path)
+    segment = Segment.create_or_open(path, _NBYTES, _MAGIC, _VERSION)
     fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
         fcntl.flock(fd, fcntl.LOCK_EX)

@@ -13,7 +13,6 @@ partial record visible.
 
 from __future__ import annotations
 
-import contextlib
 import struct
 import threading
 import time
@@ -118,16 +117,12 @@ class FlightWriter:
         """
         if capacity < 2:
             raise InputError(f"flight capacity {capacity} is below 2", remedy="use a larger one")
-        segment: Segment | None = None
 
         def fill(new: Segment) -> None:
             new.words[_RANK], new.words[_CAPACITY] = rank, capacity
 
-        with contextlib.suppress(FileExistsError):
-            nbytes = PAGE_BYTES + capacity * LINE_BYTES
-            segment = Segment.create(path, nbytes, _MAGIC, _VERSION, fill)
-        if segment is None:
-            segment = Segment.open(path, _MAGIC, _VERSION, writable=True)
+        nbytes = PAGE_BYTES + capacity * LINE_BYTES
+        segment = Segment.create_or_open(path, nbytes, _MAGIC, _VERSION, fill)
         words, me = segment.words, ProcessId.current()
         if words[_RANK] != rank or words[_CAPACITY] != capacity:
             found = f"rank {words[_RANK]}, capacity {words[_CAPACITY]}"

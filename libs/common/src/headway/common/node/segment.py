@@ -116,6 +116,20 @@ class Segment:
             return segment
 
     @classmethod
+    def create_or_open(
+        cls,
+        path: Path,
+        nbytes: int,
+        magic: bytes,
+        version: int,
+        fill: Callable[[Segment], None] | None = None,
+    ) -> Segment:
+        """Create a segment, or map the one that is there for writing; raises as those two do."""
+        with contextlib.suppress(FileExistsError):
+            return cls.create(path, nbytes, magic, version, fill)
+        return cls.open(path, magic, version, writable=True)
+
+    @classmethod
     def open(cls, path: Path, magic: bytes, version: int, *, writable: bool = False) -> Segment:
         """Map an existing segment.
 
