@@ -333,9 +333,7 @@ def test_a_metrics_port_in_use_is_an_input_error_that_leaves_nothing_open(sock_d
         Client(f"ipc://{sock_dir}/e.sock").close()  # opens what all clients of a process share
         before = settled_descriptors()
         with pytest.raises(InputError, match=f"port {port}.*choose another metrics port"):
-            Service(
-                "x", beat=Beat(endpoint=f"ipc://{sock_dir}/e.sock", progress=int), metrics_port=port
-            )
+            Service("x", metrics_port=port)
         wait_until(lambda: settled_descriptors() == before)  # sockets close in the background
 
 
@@ -346,8 +344,8 @@ def test_a_service_goes_without_metrics_until_their_port_is_free(
     server = Server(f"ipc://{sock_dir}/a.sock", {Work: dawdle})
     taken = socket.create_server(("127.0.0.1", 0))
     port = taken.getsockname()[1]
-    service = Service("x", server)
-    service.serve_metrics(port)
+    beat = Beat(endpoint=f"ipc://{sock_dir}/e.sock", progress=int)
+    service = Service("x", server, beat=beat, metrics_port=port)
     assert service.metrics_port is None
     with running(service), Client(server.endpoint) as client:
         client.call(Work(), Done)  # the port in use does not keep it from serving

@@ -337,15 +337,13 @@ def serve(options: ServeOptions, config: StoreConfig) -> int:
             "ckpt_store",
             server,
             beat=beat,
-            metrics_port=options.metrics_port if options.executor is None else None,
+            metrics_port=options.metrics_port,
             describe=store.describe,
             run_id=options.run_id or None,
             drain_limit_s=END_LIMIT_S if options.executor else DRAIN_LIMIT_S,
             is_patient=options.executor is not None,
         )
         service.metrics.register(store.metrics())
-        if options.executor is not None and options.metrics_port is not None:
-            service.serve_metrics(options.metrics_port)
         service.every(config.scan_period_s, store.scan)
         service.every(config.folder_period_s, store.disk.look)
         service.watch(store.disk.thread.done_fd, store.disk.thread.run_callbacks)

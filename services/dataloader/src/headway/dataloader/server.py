@@ -150,7 +150,7 @@ def serve(
             "dataloader",
             server,
             beat=beat,
-            metrics_port=metrics_port if executor is None else None,
+            metrics_port=metrics_port,
             describe=loader.facts,
             run_id=run_id or None,
         )
@@ -158,8 +158,6 @@ def serve(
         server.close()
         raise
     service.metrics.register(metrics(prefetcher))
-    if executor is not None and metrics_port is not None:
-        service.serve_metrics(metrics_port)
     service.every(_ADOPT_PERIOD_S, prefetcher.adopt)
     service.watch(loader.opened_fd, loader.finish_opening)
     prefetcher.adopt()

@@ -176,13 +176,11 @@ def run_agent(options: AgentOptions, config: HealthConfig) -> int:
             beat=Beat(endpoint=options.executor, progress=lambda: num_beats)
             if options.executor
             else None,
-            metrics_port=options.metrics_port if options.executor is None else None,
+            metrics_port=options.metrics_port,
             describe=lambda: {"node": options.node, "pid": os.getpid(), "num_beats": num_beats},
             run_id=options.run_id,
         )
         service.metrics.register(BeatCollector(lambda: watch.newest, options.rank_metrics))
-        if options.executor is not None and options.metrics_port is not None:
-            service.serve_metrics(options.metrics_port)
         beats = service.every(config.beat_interval_s, send_beat)
         if options.events is not None:
             windows = WindowThread(FlightWindows(options.shm_dir, options.events, options.node))

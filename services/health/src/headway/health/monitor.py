@@ -75,13 +75,11 @@ def run_monitor(options: MonitorOptions, config: HealthConfig) -> int:
             beat=Beat(endpoint=options.executor, progress=lambda: monitor.num_ticks)
             if options.executor
             else None,
-            metrics_port=options.metrics_port if options.executor is None else None,
+            metrics_port=options.metrics_port,
             describe=monitor.describe,
             run_id=options.run_id,
         )
         service.metrics.register(monitor.metrics())
-        if options.executor is not None and options.metrics_port is not None:
-            service.serve_metrics(options.metrics_port)
         monitor.serve(service, server.endpoint)
         return service.run()
 

@@ -76,8 +76,12 @@ class Service:
 
     The process may have as many open files as the hard limit allows from then on.
 
+    Others depend on a service with a ``beat``: it goes without metrics while ``metrics_port`` is in
+    use (``serve_metrics``).
+
     Raises:
-        InputError: the metrics port is in use; the beat's endpoint is malformed.
+        InputError: the metrics port of a service without beat is in use; the beat's endpoint is
+            malformed.
     """
 
     def __init__(
@@ -97,17 +101,12 @@ class Service:
         self.name = name
         self.run_id = os.environ.get("HEADWAY_RUN_ID", "") if run_id is None else run_id
         self.metrics = CollectorRegistry()
+        self._exporter: Exporter | None = None
+        if metrics_port is not None and beat is None:
+            self._exporter = Exporter(metrics_port, self.metrics)
         self._beat_client = (
             Client(beat.endpoint, keys=beat.keys, server_key=beat.server_key) if beat else None
         )
-        try:
-            self._exporter = (
-                Exporter(metrics_port, self.metrics) if metrics_port is not None else None
-            )
-        except InputError:
-            if self._beat_client is not None:
-                self._beat_client.close()
-            raise
         self._metrics_retry: Timer | None = None
         self._server = server
         self._describe = describe
@@ -135,6 +134,8 @@ class Service:
         self._alive_seq = self._progress = 0
         if beat is not None:
             self._loop.every(beat.period_s, self._send_beat)
+            if metrics_port is not None:
+                self.serve_metrics(metrics_port)
 
     @property
     def metrics_port(self) -> int | None:
