@@ -152,7 +152,7 @@ def test_a_job_whose_number_is_not_known_is_cancelled_by_its_name(
     slurm: Callable[..., None], tmp_path: Path, answer: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if "sleep" in answer:
-        monkeypatch.setitem(commands.command.__kwdefaults__, "limit_s", 1.0)
+        monkeypatch.setattr(commands, "LIMIT_S", 1.0)
     slurm("sbatch", text=answer)
     with pytest.raises(HeadwayError):
         allocate(SlurmConfig("/x"), RUN, "/x/control", 2, print)

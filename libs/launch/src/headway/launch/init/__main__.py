@@ -34,12 +34,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         if place.has_joined:
             _leave(place)
         return code
-    except HeadwayError as error:
+    except (HeadwayError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
-        return error.exit_code
-    except OSError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 1
+        return error.exit_code if isinstance(error, HeadwayError) else 1
 
 
 def _show_whose_it_is(place: Place) -> None:

@@ -50,13 +50,10 @@ class NodeFolder:
 
         False if it does not carry the run since then.
         """
-        return self._joined_start(node) == start
+        return self.joined_start(node) == start
 
-    def has_joined_another(self, node: int, start: str) -> bool:
-        """Whether it joined another start of the run, whose processes may still be here."""
-        return self._joined_start(node) not in (None, start)
-
-    def _joined_start(self, node: int) -> str | None:
+    def joined_start(self, node: int) -> str | None:
+        """Which start of the run the node joined since the machine started, None if none."""
         try:
             joined = json.loads((self.path / "joined.json").read_text())
             is_carried = (self.cluster.path / "nodes" / f"{node}.run").exists()

@@ -118,12 +118,9 @@ def main(argv: Sequence[str] | None = None) -> int:
                 print(DONE)
             case "log" | "records" as verb:
                 answer(verb, folder, options.answer)
-    except HeadwayError as error:
+    except (HeadwayError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
-        return error.exit_code
-    except OSError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 1
+        return error.exit_code if isinstance(error, HeadwayError) else 1
     return 0
 
 
@@ -258,7 +255,7 @@ def _join(folder: NodeFolder, ticket: Ticket, limit_s: float) -> None:
         with scratch.locked(folder.path):
             if folder.has_joined(ticket.node, ticket.start):  # by another command meanwhile
                 return
-            if folder.has_joined_another(ticket.node, ticket.start):
+            if folder.joined_start(ticket.node) is not None:
                 _end_earlier_start(folder, ticket)
             scratch.make(folder.path)
             stack.enter_context(scratch.used(folder.path))
