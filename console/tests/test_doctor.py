@@ -20,22 +20,22 @@ from headway.trainer.config import RunConfig
 
 def test_every_finding_has_a_level_and_each_bad_one_a_remedy(own_roots: Path) -> None:
     found = doctor.examine(own_roots / "runs" / "not" / "yet")
-    assert [f.name for f in found] == [
+    assert list(found) == [
         "python", "packages", "torch", "shm", "disk", "limits", "processors", "ports", "leftovers",
         "terraform", "gpus",
     ]  # fmt: skip
-    assert all(f.level in ("ok", "note", "bad") for f in found)
-    assert all(f.remedy for f in found if f.level != "ok")
+    assert all(f.level in ("ok", "note", "bad") for f in found.values())
+    assert all(f.remedy for f in found.values() if f.level != "ok")
 
 
 def test_json_and_exit_code_follow_the_worst_finding(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    bad = doctor.Diagnosis("shm", "bad", "too small", "enlarge it")
-    for finding, code in ((doctor.Diagnosis("x", "note", "m", "r"), 0), (bad, 1)):
-        monkeypatch.setattr(doctor, "examine", lambda _, finding=finding: [finding])
+    bad = doctor.Finding("bad", "too small", "enlarge it")
+    for name, finding, code in (("x", doctor.Finding("note", "m", "r"), 0), ("shm", bad, 1)):
+        monkeypatch.setattr(doctor, "examine", lambda _, found={name: finding}: found)
         assert main(["doctor", "--json"]) == code
-        assert json.loads(capsys.readouterr().out)[0]["name"] == finding.name
+        assert json.loads(capsys.readouterr().out) == [{"name": name, **vars(finding)}]
     assert main(["doctor"]) == 1
     assert capsys.readouterr().out == "BAD  shm  too small; enlarge it\n"
 

@@ -86,14 +86,11 @@ def doctor(runs_dir: RunsDir = RUNS, as_json: AsJson = False) -> None:
     """
     from headway.console.machine.doctor import examine
 
-    findings = examine(runs_dir)
+    found = examine(runs_dir)
+    marks = {"ok": "ok", "note": "NOTE", "bad": "BAD"}
     rows = [
-        (
-            "ok" if f.level == "ok" else f.level.upper(),
-            f.name,
-            f"{f.message}; {f.remedy}" if f.remedy else f.message,
-        )
-        for f in findings
+        (marks[f.level], name, f"{f.message}; {f.remedy}" if f.remedy else f.message)
+        for name, f in found.items()
     ]
-    emit(findings, as_json, [Table(rows)])
-    raise typer.Exit(1 if any(f.level == "bad" for f in findings) else 0)
+    emit([{"name": name, **vars(f)} for name, f in found.items()], as_json, [Table(rows)])
+    raise typer.Exit(1 if any(f.level == "bad" for f in found.values()) else 0)

@@ -39,18 +39,8 @@ class Finding:
     remedy: str = ""
 
 
-@dataclass(frozen=True)
-class Diagnosis:
-    """A finding with the name of its check."""
-
-    name: str
-    level: str
-    message: str
-    remedy: str
-
-
-def examine(runs_dir: Path = Path("runs")) -> list[Diagnosis]:
-    """Every finding, in the order of the checks below."""
+def examine(runs_dir: Path = Path("runs")) -> dict[str, Finding]:
+    """What each check found, by its name, in the order of the checks below."""
     checks: dict[str, Callable[[], Finding]] = {
         "python": python,
         "packages": packages,
@@ -64,7 +54,7 @@ def examine(runs_dir: Path = Path("runs")) -> list[Diagnosis]:
         "terraform": terraform,
         "gpus": gpus,
     }
-    return [Diagnosis(name, **vars(check())) for name, check in checks.items()]
+    return {name: check() for name, check in checks.items()}
 
 
 def python() -> Finding:
