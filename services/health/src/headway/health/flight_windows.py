@@ -47,9 +47,8 @@ class FlightWindows:
             try:
                 records, ended = _read(path)
                 self._write(rank, records, with_open=final or ended)
-            except (
-                Exception
-            ) as error:  # such as a full disk or a damaged ring; other ranks are still saved
+            except Exception as error:
+                # such as a full disk or a damaged ring; other ranks are still saved
                 _log.error("flight records are not saved", rank=rank, reason=repr(error))
 
     def _write(self, rank: str, records: np.ndarray, *, with_open: bool) -> None:
@@ -99,9 +98,8 @@ def _last_start_ns(window: Path) -> int:
     """When the last record of a window began; 0 for a damaged one, as a power loss leaves it."""
     try:
         return int(np.load(window, allow_pickle=False)["start_ns"][-1])
-    except (
-        Exception
-    ) as error:  # numpy raises various errors for a file that is truncated or full of zeros
+    except Exception as error:
+        # numpy raises various errors for a file that is truncated or full of zeros
         _log.warning("a window of flight records is damaged", file=str(window), reason=repr(error))
         return 0
 

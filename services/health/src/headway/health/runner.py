@@ -79,10 +79,7 @@ def run_check(name: str, settings: CheckSettings, deadline_s: float) -> CheckRes
         finding = _finding_of(child.returncode, output, errors)
     finally:
         _end(child)
-    return CheckResult(
-        name=name, ok=finding.ok, message=finding.message, remedy=finding.remedy,
-        duration_s=time.monotonic() - began_s, values=finding.values,
-    )  # fmt: skip
+    return CheckResult(name=name, duration_s=time.monotonic() - began_s, **vars(finding))
 
 
 def _finding_of(code: int, output: bytes, errors: bytes) -> Finding:

@@ -197,11 +197,8 @@ class MonitorState:
     def _close_silence(self, node: int, worker: WorkerSignals) -> list[Verdict]:
         key = process_key(node, worker)
         known = self._episodes.get(key)
-        if (
-            known is None
-            or known.kind != "silence"
-            or worker.age_s > self.config.silence_floor_s / 2
-        ):
+        is_silence = known is not None and known.kind == "silence"
+        if not is_silence or worker.age_s > self.config.silence_floor_s / 2:
             return []
         return self._episodes.close(key, fact("flight", "moves_again", f"head {worker.head}"))
 
@@ -220,11 +217,7 @@ class MonitorState:
             )
             generation = max((worker.generation for worker in workers), default=-1)
             verdicts += self._episodes.report(
-                ("node", node),
-                "node_silent",
-                rows,
-                node=node,
-                generation=generation,
+                ("node", node), "node_silent", rows, node=node, generation=generation
             )
         return verdicts
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from headway.common.wire.messages.health import Evidence, Verdict, VerdictKind, WorkerSignals
+from headway.common.wire.messages.health import Evidence, Verdict, WorkerSignals
 from headway.health.detectors.episodes import Episodes, Key, fact
 
 ENDED = frozenset({"gone", "Z", "X", "x"})
@@ -24,27 +24,15 @@ def judge_process(episodes: Episodes, node: int, worker: WorkerSignals) -> list[
     """
     key = process_key(node, worker)
     state = fact("proc", "state", worker.state)
-    if worker.state in ENDED:
-        return _report(episodes, "crash", node, worker, (state, *_last_words(worker)))
-    if worker.state in STOPPED:
-        return _report(episodes, "stopped", node, worker, (state,))
-    known = episodes.get(key)
-    if known is not None and known.kind == "stopped":
-        return episodes.close(key, state)
-    return []
-
-
-def _report(
-    episodes: Episodes,
-    kind: VerdictKind,
-    node: int,
-    worker: WorkerSignals,
-    rows: tuple[Evidence, ...],
-) -> list[Verdict]:
+    if worker.state not in ENDED | STOPPED:
+        known = episodes.get(key)
+        is_over = known is not None and known.kind == "stopped"
+        return episodes.close(key, state) if is_over else []
+    has_ended = worker.state in ENDED
     return episodes.report(
-        process_key(node, worker),
-        kind,
-        rows,
+        key,
+        "crash" if has_ended else "stopped",
+        (state, *_last_words(worker)) if has_ended else (state,),
         node=node,
         rank=worker.rank,
         pid=worker.pid,
@@ -64,14 +52,11 @@ def close_replaced(episodes: Episodes, node: int, worker: WorkerSignals) -> list
 
 
 def _last_words(worker: WorkerSignals) -> tuple[Evidence, ...]:
-    rows: list[Evidence] = []
-    if worker.exit_code is not None:
-        rows.append(fact("proc", "exit_code", str(worker.exit_code)))
-        rows.append(fact("proc", "last_words", worker.reason))
-    else:
-        rows.append(fact("proc", "last_words", "none: killed from outside"))
-    rows.append(fact("flight", "last_action", describe_action(worker)))
-    return tuple(rows)
+    action = fact("flight", "last_action", describe_action(worker))
+    if worker.exit_code is None:
+        return fact("proc", "last_words", "none: killed from outside"), action
+    code = fact("proc", "exit_code", str(worker.exit_code))
+    return code, fact("proc", "last_words", worker.reason), action
 
 
 def describe_action(worker: WorkerSignals) -> str:

@@ -113,10 +113,8 @@ class FlightSource:
         moved_ns = _advance(follower, header)
         counters = (header.head, header.progress, header.process.pid, header.waits)
         if counters != follower.counters:
-            is_exact = moved_ns > follower.changed_ns and follower.counters[2] in (
-                -1,
-                header.process.pid,
-            )  # else it is another process, or only its waits moved
+            # else it is another process, or only its waits moved
+            is_exact = moved_ns > follower.changed_ns and _is_same(follower, header)
             follower.changed_ns = min(moved_ns, now_ns) if is_exact else now_ns
             follower.counters = counters
         alive = (header.alive, header.process.pid)
@@ -157,6 +155,11 @@ class FlightSource:
         return made
 
 
+def _is_same(follower: _Follower, header: FlightHeader) -> bool:
+    """Whether the process is that of the reading before, if there was one."""
+    return follower.counters[2] in (-1, header.process.pid)
+
+
 def _phase(follower: _Follower) -> RankPhase:
     kinds = {one.kind for one in follower.open.values()}
     return next((phase for kind, phase in PHASES.items() if kind in kinds), "step")
@@ -179,7 +182,7 @@ def _advance(follower: _Follower, header: FlightHeader) -> int:
     Returns the newest time stamp among them, 0 without any. Records left open by an earlier process
     or generation of the rank stay open and do not count.
     """
-    if follower.counters[2] not in (-1, header.process.pid):
+    if not _is_same(follower, header):
         follower.open.clear()
     records = follower.reader.snapshot(min([follower.seen, *follower.open]))
     is_open = (records["end_ns"] == 0) & (records["generation"] == header.generation)

@@ -78,9 +78,6 @@ class WorkerSource:
                 words = ExitRecord(path).read()
             except (OSError, HeadwayError):
                 continue  # being written, or removed
-            if words is not None and (words.pid, words.start_ticks) == (
-                process.pid,
-                process.start_ticks,
-            ):
+            if words is not None and ProcessId(words.pid, words.start_ticks) == process:
                 return words
         return None
