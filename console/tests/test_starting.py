@@ -15,7 +15,7 @@ from headway.common.errors import HeadwayError, InputError
 from headway.common.node.testing import child_environment
 from headway.console.cluster import Cluster
 from headway.console.folder.claim import claimed, keep_config
-from headway.console.folder.starting import STARTING, Starter, encoded, enter_stage
+from headway.console.folder.starting import STARTING, Starter, enter_stage
 from headway.console.lifecycle import launch
 from headway.console.live.follow import Follower
 from headway.console.run import Run
@@ -108,7 +108,8 @@ def test_a_run_that_has_begun_stays_after_a_killed_start(fake: FakeRun) -> None:
     fake.close()
     path = fake.folder.path
     dead = dataclasses.replace(Starter.here(is_new=True), start_ticks=1)
-    (path / STARTING).write_text(encoded(dead))  # of the command that started it
+    # of the command that started it
+    (path / STARTING).write_text(json.dumps(dataclasses.asdict(dead)))
     assert fake.run.state == "interrupted"
     with pytest.raises(HeadwayError, match="no"), claimed(path, print) as (_, resumed):
         assert resumed

@@ -46,11 +46,7 @@ def register(app: typer.Typer) -> None:
         ),
         json="one object: cluster, node, pid, endpoint",
     )(start)
-    page(
-        node,
-        examples=(example,),
-        json="one object: cluster, node, stopped",
-    )(stop)
+    page(node, examples=(example,), json="one object: cluster, node, stopped")(stop)
     page(
         node,
         examples=(

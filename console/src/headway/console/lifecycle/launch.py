@@ -79,12 +79,7 @@ def launch(
         folder, engine = began_on(_choose(runs_dir, base, name))
     asked, config = config, preflight.own_corpus_folder(config)
     machines = slurm_defaults(runs_dir) if engine == "slurm" else machines_of(folder)
-    if machines is None:
-        config, line = resolve_auto(config, ranks=config.parallel.world_size)
-    else:
-        check_machines(machines, config)
-        config, line = resolve_on_machines(config, machines)
-        config = fit_for_machines(config)
+    config, line = _resolved(config, machines)
     report(line)
     preflight.check_sinks(config.launch.sinks)
     preflight.check_own_block(config)
@@ -108,10 +103,8 @@ def launch(
             measure_peak(config.train.device, report)
         enter_stage(run.path, "starting nodes")
         report(f"{'resuming' if resumed else 'starting'} run {run.name}")
-        end_run(
-            run.folder.run_id,
-            keep_arenas=folder is None and resumed and has_same_nodes(run, config),
-        )
+        keep_arenas = folder is None and resumed and has_same_nodes(run, config)
+        end_run(run.folder.run_id, keep_arenas=keep_arenas)
         if machines is None:
             preflight.check_metrics_ports(config.launch.metrics_ports)
             preflight.check_network(config.launch.network)
@@ -134,6 +127,15 @@ def launch(
 def run_name(text: str) -> str:
     """A name for a run after a file or a title: what a folder's name may not hold becomes "-"."""
     return re.sub(r"[^A-Za-z0-9_.-]+", "-", text).strip("-.") or "run"
+
+
+def _resolved(config: RunConfig, machines: MachinesConfig | None) -> tuple[RunConfig, str]:
+    """The configuration without ``auto``, for this machine or others, and a line that says it."""
+    if machines is None:
+        return resolve_auto(config, ranks=config.parallel.world_size)
+    check_machines(machines, config)
+    config, line = resolve_on_machines(config, machines)
+    return fit_for_machines(config), line
 
 
 # ---- 1. the folder ------------------------------------------------------------------------

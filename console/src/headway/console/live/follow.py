@@ -50,13 +50,8 @@ class Follower:
         self._run, self._peak, self._every_s = run, peak, every_s
         self._again = run.hint("watch")
         self._out = out if out is not None else sys.stdout
-        self._view: _View
-        if as_json:
-            self._view = _JsonView(self._out)
-        elif self._out.isatty():
-            self._view = _BarView(self._out)
-        else:
-            self._view = _LineView(self._out)
+        kind = _JsonView if as_json else _BarView if self._out.isatty() else _LineView
+        self._view: _View = kind(self._out)
         self._interrupts = 0
         self._interrupted_s = float("-inf")
         self._stop_sent = self._stop_accepted = False

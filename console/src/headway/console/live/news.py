@@ -221,13 +221,12 @@ def _cause_of(event: JournalEvent) -> _Cause | None:
     match name:
         case "fence":
             reason = str(f["reason"])
-            order = _SYMPTOM
             for subject in ("rank", "node"):
                 head, _, what = reason.partition(" is lost: ")
                 if what and head.startswith(f"{subject} ") and head.split()[-1].isdigit():
                     order = _NODE if subject == "node" else _RANK
                     return cause(order, subject, int(head.split()[-1]), _phrase(what))
-            return cause(order if f.get("is_symptom") else _RANK, "", -1, reason)
+            return cause(_SYMPTOM if f.get("is_symptom") else _RANK, "", -1, reason)
         case "worker_lost" if f["rank"] is not None:
             weak = str(f["reason"]).startswith("did not")  # a survivor that hung because of another
             return cause(_SYMPTOM if weak else _RANK, "rank", int(f["rank"]), _phrase(f["reason"]))

@@ -85,7 +85,8 @@ class TrainingData:
     def sources(self, split: str = "train") -> Shown:
         """The parts of the source by their share of the tokens."""
         name = self.dataset.meta.source if self.dataset.meta is not None else "unknown"
-        frame = corpus.sources(self._keys(split), self._lengths(split), name)
+        keys, lengths = self.dataset.keys(split), corpus.document_lengths(self.dataset, split)
+        frame = corpus.sources(keys, lengths, name)
         columns = [
             Column("part", "part of the source"),
             Column("documents", "documents", count),
@@ -97,7 +98,7 @@ class TrainingData:
         if len(rest):
             part = share(float(rest["share"].sum()))
             note = f"{len(rest)} more parts have {part} of the tokens. "
-        if self._keys(split) is None:
+        if keys is None:
             note += (
                 "Their names were not kept: `headway data prepare` with the same source adds them."
             )
@@ -105,7 +106,7 @@ class TrainingData:
 
     def document_lengths(self, split: str = "train") -> Shown:
         """How long the documents are."""
-        lengths = self._lengths(split)
+        lengths = corpus.document_lengths(self.dataset, split)
         span = pl.format("{} to {}", "from_tokens", pl.col("to_tokens") - 1)
         frame = corpus.length_histogram(lengths).with_columns(span.alias("span"))
         columns = [
@@ -172,9 +173,8 @@ class TrainingData:
             f"{samples[number]:,}, number {position:,} of epoch {epoch}"
         )
         note = "" if reads else "Stages between the first and the last read no data themselves."
-        return view_of(
-            self._reader.read(samples[number]), self.dataset, self._keys("train"), title, note
-        )
+        sample, keys = self._reader.read(samples[number]), self.dataset.keys("train")
+        return view_of(sample, self.dataset, keys, title, note)
 
     def _next_end(self, rank: int, step: int, number: int) -> tuple[int, int]:
         """Step and number of the next sample with a document's end, of an epoch at most."""
@@ -334,12 +334,6 @@ class TrainingData:
     def _unigram(self) -> list[tuple[str, float | None]]:
         meta = self.dataset.meta
         return [] if meta is None else [("frequencies of the training tokens", meta.unigram_nats)]
-
-    def _lengths(self, split: str) -> corpus.Counts:
-        return corpus.document_lengths(self.dataset, split)
-
-    def _keys(self, split: str) -> list[str] | None:
-        return self.dataset.keys(split)
 
     def _of_run(self) -> RunRecords:
         if self._run is None:
