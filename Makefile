@@ -80,7 +80,7 @@ matrix: setup-test ## compare every layout, schedule and block with one process
 	"$(PY)" -m benchmarks.matrix --out benchmarks/results/matrix.json
 
 drill: setup-test ## run the fifteen drills (TIMES=1), then 60 seeded faults over 3 runs
-	"$(PY)" -m benchmarks.drills --all --times $(TIMES) --out benchmarks/results/drills.json; \
+	"$(PY)" -m benchmarks.drill --all --times $(TIMES) --out benchmarks/results/drills.json; \
 	    code=$$?; "$(PY)" -m benchmarks.drill --faults 60 --out benchmarks/results/drill.json \
 	    && exit $$code
 

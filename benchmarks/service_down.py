@@ -8,10 +8,7 @@ the end of the one before to its own end, on each rank, by the flight records.
 
 from __future__ import annotations
 
-import argparse
-import json
 import sys
-import tempfile
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -20,19 +17,20 @@ from typing import Any
 
 import numpy as np
 import polars as pl
-import torch
 from headway.console.analysis.events import completed_steps, load_events
-from headway.console.cluster import Cluster
 from headway.console.run import Run
 
-from benchmarks.drill import CONFIG, SMALL
-from benchmarks.faults import SERVICES, Fault, healthy
-from benchmarks.hardware import hardware
-from benchmarks.striker import Striker
+from benchmarks.drill.__main__ import SMALL
+from benchmarks.drill.catalogue import Strike, named
+from benchmarks.drill.local import LocalRun
+from benchmarks.drill.look import NODE_SERVICES, healthy, replaced
+from benchmarks.drill.rig import Rig
+from benchmarks.report import finish, parser
 
 LIMIT = 2.0
 """Times the quiet p99 that the p99 with a service down may reach."""
 MIN_QUIET_STEPS = 8
+SERVICES = (*NODE_SERVICES, "monitor", "driver", "executor")
 
 
 @dataclass
@@ -45,15 +43,15 @@ class Span:
     until_ns: int = field(default=0)
 
 
-def kill_and_wait(run: Run, striker: Striker, service: str) -> Span:
+def kill_and_wait(place: LocalRun, service: str) -> Span:
     """Kill it, wait until it is back, then as long again."""
-    fault = Fault("kill", service)
-    before = healthy(run)
-    striker.strike(fault)
-    well = healthy(run, beyond_step=before.step + 1, fallen=fault.fallen)
-    span = Span(service, int(fault.struck_at_s * 1e9), time.monotonic_ns())
+    place.now = strike = Strike(named(f"kill {service}"))
+    before = healthy(place.run)
+    place.strike()
+    well = healthy(place.run, before.step + 1, fallen=strike.fallen)
+    span = Span(service, int(strike.struck_at_s * 1e9), time.monotonic_ns())
     time.sleep((span.well_ns - span.killed_ns) / 1e9)
-    healthy(run, beyond_step=well.step + MIN_QUIET_STEPS)
+    healthy(place.run, well.step + MIN_QUIET_STEPS)
     span.until_ns = time.monotonic_ns()
     return span
 
@@ -95,51 +93,29 @@ def compare(spans: Sequence[Span], steps: Sequence[tuple[int, int]]) -> dict[str
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run it; returns 0 when the p99 of every service stays within ``LIMIT``."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--kills", type=int, default=12, help="of each service")
-    parser.add_argument("--out", type=Path)
-    options = parser.parse_args(argv)
+    options = parser(__doc__)
+    options.add_argument("--kills", type=int, default=12, help="of each service")
+    given = options.parse_args(argv)
     data = f"data.path={Path('data/stdlib').resolve()}"
-    cluster = Cluster(Path(tempfile.mkdtemp(prefix="headway-down-")))
-    run = cluster.launch(CONFIG, [*SMALL, "train.steps=1000000", data], name="down")
-    try:
-        first = healthy(run, beyond_step=20)
-        striker, services = Striker(run, 0), (*SERVICES, "executor")
-        spans = [
-            kill_and_wait(run, striker, service)
-            for _ in range(options.kills)
-            for service in services
-        ]
+    with Rig() as rig:
+        run = rig.start("down", *SMALL, "train.steps=1000000", data)
+        first, place = healthy(run, 20), LocalRun(run, 0)
+        spans = [kill_and_wait(place, name) for _ in range(given.kills) for name in SERVICES]
         last = healthy(run)
         rows = compare(spans, step_spans(run))
-    finally:
-        run.stop()
-        run.wait(timeout_s=60)
+        rig.finish(run)
     for service, row in rows.items():
-        print(
-            f"{service:>12}: " + ", ".join(f"{key} {value:.3g}" for key, value in row.items()),
-            flush=True,
-        )
-    wrong = [f"{name}: p99 {row['p99_ratio']:.2f} times the quiet one" for name, row in rows.items()
-             if row["p99_ratio"] > LIMIT]  # fmt: skip
-    if first.generation != last.generation or {r.pid for r in first.ranks} != {
-        r.pid for r in last.ranks
-    }:
+        figures = ", ".join(f"{key} {value:.3g}" for key, value in row.items())
+        print(f"{service:>12}: {figures}", flush=True)
+    wrong = [
+        f"{name}: p99 {row['p99_ratio']:.2f} times the quiet one"
+        for name, row in rows.items()
+        if row["p99_ratio"] > LIMIT
+    ]
+    if first.generation != last.generation or replaced(first, last):
         wrong.append("a worker or the generation changed")
-    if options.out:
-        facts = {
-            "command": "python -m benchmarks.service_down " + " ".join(argv or sys.argv[1:]),
-            "hardware": hardware(),
-            "torch": torch.__version__,
-            "date": time.strftime("%Y-%m-%d"),
-        }
-        options.out.write_text(
-            json.dumps({**facts, "services": rows, "failures": wrong}, indent=1) + "\n"
-        )
-    print(
-        "\n".join(f"FAILED {line}" for line in wrong) or "no service that is down slows the steps"
-    )
-    return 1 if wrong else 0
+    good = "no service that is down slows the steps"
+    return finish(given.out, wrong, good, services=rows)
 
 
 if __name__ == "__main__":

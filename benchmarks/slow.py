@@ -7,12 +7,8 @@ steps has passed; then the fault ends, and that has to be said too.
 
 from __future__ import annotations
 
-import argparse
-import json
-import signal
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -24,11 +20,10 @@ from headway.console.run import Run
 from headway.health.journal import read_verdicts
 from headway.testkit.journal import query
 
-from benchmarks.drills.rig import Rig
-from benchmarks.faults import healthy
-from benchmarks.hardware import hardware
+from benchmarks.drill.look import healthy
+from benchmarks.drill.rig import Rig
+from benchmarks.report import finish, parser
 
-CONFIG = "examples/tiny.toml"
 SHAPE = (
     "parallel.pp=2", "parallel.dp=2", "launch.nodes=2", "launch.ranks_per_node=2",
     "launch.spares=0", "launch.standbys=0", "train.steps=1000000", "ckpt.durable_every=50",
@@ -60,20 +55,16 @@ class _Headway:
 
 
 class _Watch:
-    """A ``headway watch``, whose lines are collected."""
+    """A ``headway watch``, whose output is kept in a file."""
 
-    def __init__(self, headway: _Headway) -> None:
-        name = headway.run.name
-        self._process = headway.start("watch", name, "--every", "1", out=subprocess.PIPE)
-        self.lines: list[str] = []
-        threading.Thread(target=self._read, daemon=True).start()
-
-    def _read(self) -> None:
-        assert self._process.stdout is not None
-        self.lines.extend(self._process.stdout)
+    def __init__(self, headway: _Headway, file: Path) -> None:
+        self._file = file
+        with file.open("w") as out:
+            words = ("watch", headway.run.name, "--every", "1")
+            self._process = headway.start(*words, out=out.fileno())
 
     def count(self, text: str) -> int:
-        return sum(text in line for line in self.lines)
+        return self._file.read_text().count(text)
 
     def close(self) -> None:
         self._process.terminate()
@@ -103,8 +94,7 @@ def slow_down(rig: Rig, run: Run, watch: _Watch, rank: int) -> dict[str, Any]:
         time.sleep(0.2)
         assert time.monotonic() - begun_s < LIMIT_S, "the run makes no steps"
     row["seconds"] = round(time.monotonic() - begun_s, 1)
-    for holder in rig.holders():
-        holder.kill(signal.SIGTERM)
+    rig.release()
     healed = _step(run)
     if row["watch"] >= 0:
         is_over = wait_until(lambda: watch.count(over) > ended, LIMIT_S, every_s=0.2)
@@ -126,36 +116,32 @@ def _is_right(row: dict[str, Any]) -> bool:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Slow ranks; returns 0 if each was named in both places within the limit."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--times", type=int, default=10)
-    parser.add_argument("--rank", type=int, default=1)
-    parser.add_argument("--quiet-minutes", type=float, default=0.0, help="before, without a fault")
-    parser.add_argument("--out", type=Path)
-    parser.add_argument("--set", action="append", default=[], dest="overrides")
-    options = parser.parse_args(argv)
+    options = parser(__doc__)
+    options.add_argument("--times", type=int, default=10)
+    options.add_argument("--rank", type=int, default=1)
+    options.add_argument("--quiet-minutes", type=float, default=0.0, help="before, without a fault")
+    options.add_argument("--set", action="append", default=[], dest="overrides")
+    given = options.parse_args(argv)
     rows: list[dict[str, Any]] = []
     with Rig() as rig:
-        run = rig.start("slow", CONFIG, [*SHAPE, f"data.path={rig.data}", *options.overrides])
-        watch = _Watch(_Headway(run))
+        run = rig.start("slow", *SHAPE, *given.overrides)
+        watch = _Watch(_Headway(run), rig.folder / "watch")
         try:
-            healthy(run, beyond_step=LIMIT_STEPS, limit_s=LIMIT_S)
-            time.sleep(60 * options.quiet_minutes)
+            healthy(run, LIMIT_STEPS, limit_s=LIMIT_S)
+            time.sleep(60 * given.quiet_minutes)
             false_alarms = _others(run, -2)
             print(f"quiet until step {_step(run)}: {len(false_alarms)} verdicts", flush=True)
-            for _ in range(options.times):
-                rows.append(slow_down(rig, run, watch, options.rank))
+            for _ in range(given.times):
+                rows.append(slow_down(rig, run, watch, given.rank))
                 print(f"  {rows[-1]}", flush=True)
-            false_alarms += _others(run, options.rank)
+            false_alarms += _others(run, given.rank)
         finally:
             watch.close()
     within = sum(map(_is_right, rows))
     print(f"{within} of {len(rows)} named within {LIMIT_STEPS} steps, {len(false_alarms)} false")
-    if options.out:
-        result = {"hardware": hardware(), "date": time.strftime("%Y-%m-%d"), "rows": rows}
-        result["false_alarms"] = false_alarms
-        options.out.parent.mkdir(parents=True, exist_ok=True)
-        options.out.write_text(json.dumps(result, indent=1) + "\n")
-    return 0 if within == len(rows) and not false_alarms else 1
+    failures = [f"not named in time: {row}" for row in rows if not _is_right(row)]
+    failures += [f"false alarm: {one}" for one in false_alarms]
+    return finish(given.out, failures, rows=rows, false_alarms=false_alarms)
 
 
 if __name__ == "__main__":

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
-import sqlite3
 from pathlib import Path
 
 import numpy as np
 import pytest
 from headway.ckpt_store.client import CheckpointClient
 
-from benchmarks.slurm import AGAIN_LIMIT_S, NODES, faults_of, last_checkpoint
+from benchmarks.drill.slurm import AGAIN_LIMIT_S, NODES, judge, last_checkpoint
 
 FURTHER = {"jobs": 3, "stepping_s": 11.0, "each_s": [11.0, 9.0], "spare_again_s": [40.0, 41.0]}
 LIMITED = {"time_limit_s": 180.0, "stopped_after_s": 139.3, "checkpoint": "step-00001357.g0"}
@@ -25,32 +23,27 @@ WRONG = {
 
 @pytest.mark.parametrize(("found", "expected"), WRONG.values(), ids=WRONG)
 def test_a_case_that_ends_in_another_way_is_wrong(found: dict[str, object], expected: str) -> None:
-    [wrong] = faults_of(found)
+    [wrong] = judge(found)
     assert expected in wrong
 
 
 def test_a_case_without_these_measurements_is_right() -> None:
-    assert faults_of(FURTHER) == faults_of({"checkpoint": "step-00000005.g0"}) == []
+    assert judge(FURTHER) == judge({"checkpoint": "step-00000005.g0"}) == []
 
 
 def test_a_run_that_stops_well_before_its_time_limit_is_right() -> None:
-    assert faults_of(LIMITED) == []
+    assert judge(LIMITED) == []
 
 
-def _shared(folder: Path, *, checkpoints: list[int], steps: int) -> Path:
-    """What a run with checkpoints of these steps leaves after so many steps."""
-    for step in checkpoints:
-        CheckpointClient(folder / "checkpoints").save(step, {"w": np.zeros(2)})
-    (folder / "control").mkdir()
-    with contextlib.closing(sqlite3.connect(folder / "control" / "run.sqlite")) as journal:
-        journal.execute("CREATE TABLE metrics (step INTEGER)")
-        journal.executemany("INSERT INTO metrics VALUES (?)", [(step,) for step in range(steps)])
-        journal.commit()
+def _checkpoints(folder: Path, *steps: int) -> Path:
+    """A folder with checkpoints of these steps."""
+    for step in steps:
+        CheckpointClient(folder).save(step, {"w": np.zeros(2)})
     return folder
 
 
 def test_the_last_checkpoint_holds_all_steps(tmp_path: Path) -> None:
-    found = last_checkpoint(_shared(tmp_path, checkpoints=[5, 7], steps=7))
+    found = last_checkpoint(_checkpoints(tmp_path, 5, 7), range(7))
     assert found is not None and found.step == 7
 
 
@@ -62,10 +55,9 @@ def test_the_last_checkpoint_holds_all_steps(tmp_path: Path) -> None:
 def test_a_checkpoint_of_another_step_is_not_the_last(
     tmp_path: Path, checkpoints: list[int], steps: int
 ) -> None:
-    assert last_checkpoint(_shared(tmp_path, checkpoints=checkpoints, steps=steps)) is None
+    assert last_checkpoint(_checkpoints(tmp_path, *checkpoints), range(steps)) is None
 
 
 def test_a_checkpoint_without_its_manifest_is_not_the_last(tmp_path: Path) -> None:
-    shared = _shared(tmp_path, checkpoints=[5], steps=7)
-    (shared / "checkpoints" / "step-00000007.g0").mkdir()
-    assert last_checkpoint(shared) is None
+    (_checkpoints(tmp_path, 5) / "step-00000007.g0").mkdir()
+    assert last_checkpoint(tmp_path, range(7)) is None

@@ -10,30 +10,30 @@ from typing import Any
 import pytest
 import xxhash
 from headway.ckpt_store.client import newest, read_shard
-from headway.console.analysis.events import load_events, redone_steps
 
-from benchmarks import aftermath
 from benchmarks.digest import final_digest
-from benchmarks.drill import strike_and_recover
-from benchmarks.drill_judge import judge
-from benchmarks.drills.rig import Rig
-from benchmarks.faults import Fault, healthy
-from benchmarks.striker import Striker
+from benchmarks.drill.catalogue import Strike, named
+from benchmarks.drill.drilled import recover
+from benchmarks.drill.judge import judge
+from benchmarks.drill.local import LocalRun
+from benchmarks.drill.look import missing_steps
+from benchmarks.drill.rig import Rig
 
 ROOT = Path(__file__).resolve().parents[2]
 SEED = 3
 ROW: dict[str, Any] = {
     "survivors_with_new_pid": [], "nodes": {"0": "active", "1": "spare"},
-    "goes_back": False, "spares_the_generation": False,
+    "cost": "step",
 }  # fmt: skip
 GOOD: dict[str, Any] = {
     "run": "drill", "outcome": "finished", "stopped_by": "", "digest": "aa",
     "redone_steps": {"1": 1},
     "faults": [
         {**ROW, "fault": "kill worker [1]", "generations": [1]},
-        {**ROW, "fault": "kill driver", "generations": [], "spares_the_generation": True},
+        {**ROW, "fault": "kill driver", "generations": [], "cost": "nothing"},
         {**ROW, "fault": "double workers [1, 2]", "generations": [2, 3]}],
     "num_faults": 3, "degraded": [], "missing_steps": [],
+    "epochs": {"events": [1, 2], "inputs": [1, 2]},
     "witness": "rank 0",
     "resources": {"rank 0": [{"age_s": 9.0, "fds": 30, "threads": 9,
                               "anonymous_kib": 100 << 10}] * 8},
@@ -47,27 +47,21 @@ def test_a_run_recovers_from_every_kind_of_fault_to_the_bits_of_an_undisturbed_o
     """The disturbed run goes on until the last fault is mended;
     then an undisturbed one makes as many steps."""
     monkeypatch.chdir(ROOT)
-    faults = [
-        Fault("kill", "worker", "snapshot.mid_seal", (1,)),
-        Fault("kill", "ckpt_store", "store.mid_manifest"),
-        Fault("stop", "worker", ranks=(0,)),
-        Fault("kill", "driver"),
-        Fault("double", "executor", ranks=(1,)),
-        Fault("lose", "node"),
+    strikes = [
+        Strike(named("kill worker at snapshot.mid_seal"), (1,)),
+        Strike(named("kill ckpt_store at store.mid_manifest")),
+        Strike(named("stop worker"), (0,)),
+        Strike(named("kill driver")),
+        Strike(named("double executor"), (1,)),
+        Strike(named("lose node")),
     ]
-    config = {"nodes": 3, "standbys": 1}
     with Rig() as rig:
         run = rig.launch("drill")
-        healthy(run, beyond_step=2)
-        striker = Striker(run, SEED)
-        rows = [strike_and_recover(run, striker, fault) for fault in faults]
-        seen, degraded = aftermath.settle(run, config, faults)
-        repeated = {
-            str(row["generation"]): row["num_steps"]
-            for row in redone_steps(load_events(run.folder.path)).to_dicts()
-        }
+        place = LocalRun(run, SEED)
+        rows = [recover(place, strike) for strike in strikes]
+        settled = place.settle(len(strikes))
         left = rig.finish(run)
-        missing = aftermath.missing_steps(run)
+        missing = missing_steps(run)
         found = newest(run.folder.checkpoints)
         assert found is not None
         other = rig.launch("undisturbed", steps=found.step)
@@ -75,13 +69,13 @@ def test_a_run_recovers_from_every_kind_of_fault_to_the_bits_of_an_undisturbed_o
         report = {
             **GOOD,
             "faults": rows,
-            "num_faults": len(faults),
-            "redone_steps": repeated,
-            "degraded": degraded,
+            "num_faults": len(strikes),
+            "redone_steps": settled["redone_steps"],
+            "degraded": settled["degraded"],
             "missing_steps": missing,
             "digest": _digest(run),
         }
-        assert judge(report, final_digest(other)) == [], seen
+        assert judge(report, final_digest(other)) == [], settled["aftermath"]
         assert left["outcome"] == "stopped"
         assert left["processes"] == []
     generations = [row["generations"] for row in rows]
@@ -124,7 +118,7 @@ def test_the_judge_refuses_two_steps_done_again() -> None:
 
 
 def test_the_judge_allows_only_the_loss_of_a_node_a_longer_way_back() -> None:
-    lost = {**ROW, "fault": "lose node", "generations": [4], "goes_back": True}
+    lost = {**ROW, "fault": "lose node", "generations": [4], "cost": "checkpoint"}
     change = {"faults": [*GOOD["faults"], lost], "num_faults": 4}
     assert _judge({**change, "redone_steps": {"1": 1, "4": 4}}) == []
     assert _judge({**change, "redone_steps": {"1": 2, "4": 4}}) != []
@@ -146,7 +140,8 @@ def test_the_judge_refuses_a_node_that_is_not_back_after_a_fault() -> None:
     ("change", "words"),
     [
         ({"degraded": ["2 processes of monitor"]}, "2 processes of monitor"),
-        ({"missing_steps": [7]}, "no metrics of 1 steps at the end"),
+        ({"missing_steps": [7]}, "no metrics of 1 steps: [7]"),
+        ({"epochs": {"events": [1, 2, 1]}}, "events: rows of a former driver follow"),
         ({"num_faults": 4}, "only 3 of 4 faults"),
         ({"stopped_by": "freeze driver: not healthy"}, "stopped by freeze driver"),
     ],

@@ -10,11 +10,23 @@ from headway.controller.faults.faults import FAULTS
 from hypothesis import given
 from hypothesis import strategies as st
 
-from benchmarks import aftermath
-from benchmarks.faults import LOSSES, SIGNALS, WHOLE_WORLD, Fault, plan, witness
+from benchmarks.drill import aftermath
+from benchmarks.drill.catalogue import (
+    ALIVE,
+    LOSSES,
+    NEEDS,
+    Cost,
+    Place,
+    faults_at,
+    named,
+)
+from benchmarks.drill.catalogue import (
+    FAULTS as ALL,
+)
+from benchmarks.drill.plan import plan, witness
 
 CONFIG = {"nodes": 2, "standbys": 1}
-STRUCK = [Fault("kill", "worker", ranks=(1,)), Fault("freeze", "driver", seconds=9.0)]
+NUM_STRUCK = 2
 GOOD: dict[str, Any] = {
     "nodes": {"0": "active", "1": "spare"},
     "ranks": {"0": 2, "1": 0},
@@ -34,36 +46,73 @@ GOOD: dict[str, Any] = {
 def test_every_plan_has_many_faults_that_are_no_signals_and_the_loss_of_a_node(
     seed: int, count: int, world: int
 ) -> None:
-    faults = plan(seed, count, world)
-    assert len(faults) == count
-    assert faults == plan(seed, count, world)
-    alive = [fault for fault in faults if fault.kind not in SIGNALS]
-    assert len(alive) >= 0.4 * count
-    assert any(fault.kind in LOSSES for fault in faults)
+    strikes = plan("local", seed, count, world=world)
+    assert len(strikes) == count
+    assert strikes == plan("local", seed, count, world=world)
+    assert sum(strike.fault in ALIVE for strike in strikes) >= 0.4 * count
+    assert any(strike.fault in LOSSES for strike in strikes)
     spared = witness(seed, world)
-    assert all(spared not in fault.ranks for fault in faults)
+    assert all(spared not in strike.ranks for strike in strikes)
 
 
 def test_the_drill_of_sixty_faults_has_every_kind_that_inject_knows() -> None:
-    kinds = {fault.kind for seed in range(3) for fault in plan(seed, 20, 4)}
-    assert set(FAULTS) | LOSSES <= kinds
+    kinds = {strike.fault.kind for seed in range(3) for strike in plan("local", seed, 20)}
+    assert set(FAULTS) | {fault.kind for fault in LOSSES} <= kinds
 
 
-@pytest.mark.parametrize("kind", sorted({*WHOLE_WORLD, "freeze", "returning_node"}))
+@pytest.mark.parametrize("kind", sorted(NEEDS))
 def test_a_kind_that_cannot_be_done_here_is_in_no_plan(kind: str) -> None:
     for seed in range(20):
-        faults = plan(seed, 20, 4, without={kind})
-        assert len(faults) == 20
-        assert kind not in {fault.kind for fault in faults}
+        strikes = plan("local", seed, 20, without={kind})
+        assert len(strikes) == 20
+        assert kind not in {strike.fault.kind for strike in strikes}
 
 
 def test_faults_of_a_plan_are_struck_once_each() -> None:
-    faults = plan(0, 60, 4)
-    assert len({id(fault) for fault in faults}) == 60
+    assert len({id(strike) for strike in plan("local", 0, 60)}) == 60
+
+
+@given(seed=st.integers(0, 10_000), count=st.integers(2, 60))
+def test_a_plan_for_machines_has_each_fault_as_often_as_any_other(seed: int, count: int) -> None:
+    strikes = plan("machines", seed, count)
+    times = [[strike.fault for strike in strikes].count(one) for one in faults_at("machines")]
+    assert len(strikes) == sum(times) == count
+    assert max(times) - min(times) <= 1
+
+
+@pytest.mark.parametrize(("place", "number"), [("local", 45), ("machines", 24), ("slurm", 4)])
+def test_no_place_has_lost_a_fault(place: Place, number: int) -> None:
+    assert len(faults_at(place)) == number
+
+
+def test_only_the_named_fault_is_struck_and_on_any_rank() -> None:
+    strikes = plan("local", 0, 40, only="hold worker at worker.in_layer")
+    assert {strike.fault.kind for strike in strikes} == {"hold"}
+    assert {rank for strike in strikes for rank in strike.ranks} == {0, 1, 2, 3}
+    assert len({fault.name for fault in ALL}) == len(ALL)
+    with pytest.raises(ValueError, match="use one of: kill worker"):
+        named("kill nobody")
+
+
+@pytest.mark.parametrize(
+    ("name", "cost"),
+    [
+        ("kill driver", "nothing"),
+        ("debugger worker", "nothing"),
+        ("silent_node node", "nothing"),
+        ("kill worker", "step"),
+        ("freeze leader", "step"),
+        ("freeze executor", "checkpoint"),
+        ("flipped_snapshot_bit worker", "checkpoint"),
+        ("lose node", "checkpoint"),
+    ],
+)
+def test_the_catalogue_says_what_a_fault_may_cost(name: str, cost: Cost) -> None:
+    assert named(name).cost == cost
 
 
 def _judge(**change: Any) -> list[str]:
-    return aftermath.judge({**copy.deepcopy(GOOD), **change}, CONFIG, STRUCK)
+    return aftermath.judge({**copy.deepcopy(GOOD), **change}, CONFIG, NUM_STRUCK)
 
 
 def test_a_run_that_has_all_it_should_have_is_not_degraded() -> None:

@@ -10,8 +10,9 @@ from typing import Any
 import pytest
 from headway.controller.faults import fault_effects as effects
 
-from benchmarks.drills import clock, judge
-from benchmarks.drills.__main__ import DRILLS, perform
+from benchmarks.drill import judge
+from benchmarks.drill.drills import DRILLS, perform
+from benchmarks.drill.means import own_clock, why_not
 
 ROOT = Path(__file__).resolve().parents[2]
 QUICK = ("D4", "D7")
@@ -25,7 +26,7 @@ BLAME = [{"name": "verdict", "fields": {"service": "dataloader"}}]
 BAD_FILE = [{"name": "snapshot_damaged", "fields": {"reason": "/dev/shm/arena-1.bin is damaged"}}]
 GOOD: dict[str, dict[str, Any]] = {
     "D1": {"recovered_s": 9.0, "epoch_before": 1, "epoch_after": 2, "epochs": [1, 1, 2, 2]},
-    "D2": {"recovered_s": 1.0, **GENERATION, **WELL, "lost": [], "monitors": 1, "listens": True},
+    "D2": {"recovered_s": 1.0, **GENERATION, **WELL, "events": [], "monitors": 1, "listens": True},
     "D3": {"recovered_s": 20.0, "executors": 3},
     "D4": {"recovered_s": 9.0, "source": "durable", "file": "arena-1.bin", "events": BAD_FILE},
     "D5": {"digest": "aa", "reference": "aa", "words": ("damaged",), "events": BAD_FILE},
@@ -49,7 +50,7 @@ BROKEN: list[tuple[str, dict[str, Any], str]] = [
     ("D1", {"epochs": [1, 2, 1]}, "old epoch wrote"),
     ("D2", {"generation_after": 4}, "the generation changed from 3 to 4"),
     ("D2", {"nodes": {0: "lost", 1: "active"}}, "nodes {0: 'lost'}"),
-    ("D2", {"lost": [{"fields": {"node": 1}}]}, "node 1 was lost"),
+    ("D2", {"events": [{"name": "node_lost", "fields": {"node": 1}}]}, "node 1 was lost"),
     ("D2", {"monitors": 2}, "2 monitors"),
     ("D2", {"listens": False}, "no announced monitor listens"),
     ("D2", {"recovered_s": 31.0}, "not within 30 s"),
@@ -70,7 +71,7 @@ BROKEN: list[tuple[str, dict[str, Any], str]] = [
     ("D9", {"nodes": {0: "active", 1: "lost"}}, "nodes {1: 'lost'}"),
     ("D9", {"recovered_s": INFINITY}, "not within 45 s"),
     ("D10", {"metrics_s": INFINITY}, "new metrics not within 10 s"),
-    ("D10", {"metrics": [0, 1, 3]}, "metrics miss steps [2]"),
+    ("D10", {"metrics": [0, 1, 3]}, "no metrics of 1 steps: [2]"),
     ("D10", {"clock_moved_s": 0.1}, "the clock moved by 0.1 s"),
     ("D11", {"source": "durable"}, "state came from 'durable'"),
     ("D11", {"steps_again": 2}, "2 steps again"),
@@ -87,7 +88,7 @@ BROKEN: list[tuple[str, dict[str, Any], str]] = [
     ("D14", {"events": [{"name": "started_over"}]}, "the run started over"),
     ("D15", {"pids_after": {0: 7, 1: 9}}, "the workers changed"),
     ("D15", {"steps_meanwhile": -1}, "no step, or no status"),
-    ("D15", {"metrics": [0, 2]}, "metrics miss steps [1]"),
+    ("D15", {"metrics": [0, 2]}, "no metrics of 1 steps: [1]"),
 ]
 
 
@@ -149,7 +150,7 @@ def test_what_is_left_after_a_drill_is_found(change: dict[str, Any], words: str)
 @pytest.mark.timeout(240)
 @pytest.mark.parametrize("name", QUICK)
 def test_a_run_survives(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    if reason := DRILLS[name].why_not():
+    if reason := why_not(DRILLS[name].need):
         pytest.skip(reason)
     monkeypatch.chdir(ROOT)
     report, wrong = perform(name, 3)
@@ -160,9 +161,9 @@ def test_the_clock_of_a_run_moves_and_its_deadlines_hold(tmp_path: Path) -> None
     import subprocess
     import sys
 
-    if reason := clock.why_not():
+    if reason := why_not("clock"):
         pytest.skip(reason)
-    env = clock.environment(tmp_path)
+    env = own_clock(tmp_path)
     code = """
 import sys, threading, time
 print(time.time(), flush=True)

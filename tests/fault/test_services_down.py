@@ -38,9 +38,9 @@ class Live:
         self.run = Run(machine.runs / "down")
 
     def healthy(self, beyond_step: int = -1) -> Status:
-        from benchmarks.faults import healthy
+        from benchmarks.drill.look import healthy
 
-        return healthy(self.run, beyond_step=beyond_step)
+        return healthy(self.run, beyond_step)
 
     def wait_replaced(self, before: Status, service: str) -> Status:
         """Until a new process serves, everything is well, and three more steps are done."""

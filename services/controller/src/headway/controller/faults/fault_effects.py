@@ -219,7 +219,7 @@ def clock_file(process: ProcessId) -> Path:
     if not found:
         raise InputError(
             "the run has the machine's clock, which is not changed",
-            remedy="start the run with the clock of `python -m benchmarks.drills`",
+            remedy="start the run with the clock of `python -m benchmarks.drill`",
         )
     return Path(os.fsdecode(found[0]))
 

@@ -1,6 +1,6 @@
 """Announced ends: SIGTERM to every process of a run, then a reboot, then the run again.
 
-``python -m benchmarks.drill --kinds planned --times 50``. One small run, which makes no checkpoint
+``python -m benchmarks.drill planned --times 50``. One small run, which makes no checkpoint
 by itself, is ended while it trains, is paused, evaluates, makes the first step of a generation, or
 recovers, in turn; ``caught`` says whether it still did so when it ended. Its stores must write the
 newest step that any rank has committed; its shared memory is compared with that checkpoint, then
@@ -10,7 +10,6 @@ removed, as a reboot would; the run must resume there.
 from __future__ import annotations
 
 import contextlib
-import json
 import random
 import re
 import shutil
@@ -32,8 +31,8 @@ from headway.common.wire.messages.driver import Status
 from headway.console.run import Run
 from headway.testkit.journal import query
 
-from benchmarks.drills.place import events_of, status_of
-from benchmarks.drills.rig import Rig
+from benchmarks.drill import look
+from benchmarks.drill.rig import Rig
 
 OVERRIDES = (
     "launch.spares=0",
@@ -69,16 +68,17 @@ class End:
 
 def play(rig: Rig, times: int, seed: int) -> list[End]:
     """End the run so often; returns what came of each."""
-    kinds, rng, ends = list(KINDS), random.Random(seed), []
+    rng, ends = random.Random(seed), []
     run = rig.launch("planned", *OVERRIDES)
     for number in range(times):
-        end = End(kinds[number % len(kinds)], number)
+        phase = PHASES[number % len(PHASES)]
+        end = End(phase.name, number)
         try:
-            status = rig.healthy(run, beyond_step=_newest(run) + 3, limit_s=START_LIMIT_S)
+            status = look.healthy(run, _newest(run) + 3, limit_s=START_LIMIT_S)
             begun_s = time.monotonic()
-            KINDS[end.kind](rig, run, status, rng)
-            _end(rig, run, end, rng)
-            end.caught = CAUGHT[end.kind](run, begun_s)
+            phase.enter(run, status, rng)
+            _end(run, end, rng)
+            end.caught = phase.was_caught(run, begun_s)
             run = _resume(rig, run, end)
         except (HeadwayError, AssertionError) as error:
             end.wrong.append(f"{type(error).__name__}: {error}"[:300])
@@ -96,8 +96,8 @@ def play(rig: Rig, times: int, seed: int) -> list[End]:
     return ends
 
 
-def report(times: int, seed: int) -> dict[str, Any]:
-    """Play the ends on a machine of their own; ``failures`` names what is wrong."""
+def report(times: int, seed: int) -> tuple[list[dict[str, Any]], list[str]]:
+    """Play the ends on a machine of their own; returns them and what is wrong."""
     with Rig() as rig:
         ends = play(rig, times, seed)
     good = sum(not end.wrong for end in ends)
@@ -105,20 +105,20 @@ def report(times: int, seed: int) -> dict[str, Any]:
     failures = [f"end {end.number} ({end.kind}): {line}" for end in ends for line in end.wrong]
     missed = {end.kind for end in ends} - {end.kind for end in ends if end.caught}
     failures += [f"no end came during {kind}" for kind in sorted(missed)]
-    return {"ends": [asdict(end) for end in ends], "failures": failures}
+    return [asdict(end) for end in ends], failures
 
 
 # ---- what the run is doing when it is ended ---------------------------------------------------
-def _training(_rig: Rig, _run: Run, _status: Status, rng: random.Random) -> None:
+def _train(_run: Run, _status: Status, rng: random.Random) -> None:
     time.sleep(rng.uniform(0.0, 0.5))
 
 
-def _pause(rig: Rig, run: Run, _status: Status, _rng: random.Random) -> None:
+def _pause(run: Run, _status: Status, _rng: random.Random) -> None:
     run.command("pause")
-    _reach(rig, run, lambda status: status.paused)
+    _reach(run, lambda status: status.paused)
 
 
-def _evaluation(rig: Rig, run: Run, _status: Status, _rng: random.Random) -> None:
+def _evaluate(run: Run, _status: Status, _rng: random.Random) -> None:
     run.command("evaluate")
     steps: list[int] = []
 
@@ -127,26 +127,27 @@ def _evaluation(rig: Rig, run: Run, _status: Status, _rng: random.Random) -> Non
         time.sleep(0.2)
         return len(steps) > 2 and len(set(steps[-3:])) == 1
 
-    _reach(rig, run, is_still)
+    _reach(run, is_still)
 
 
-def _recovery(rig: Rig, _run: Run, status: Status, rng: random.Random) -> None:
-    rig.worker(status, rng.randrange(len(status.ranks))).kill(signal.SIGKILL)
+def _recover(run: Run, status: Status, rng: random.Random) -> None:
+    row = rng.choice(status.ranks)
+    look.parts_of(run, status, row.node).workers[row.rank].kill(signal.SIGKILL)
     time.sleep(rng.uniform(0.0, 0.5))
 
 
-def _first_step(rig: Rig, run: Run, status: Status, rng: random.Random) -> None:
-    rig.worker(status, rng.randrange(len(status.ranks))).kill(signal.SIGKILL)
-    _reach(rig, run, lambda now: now.phase == "joining" or now.generation > status.generation)
+def _first_step(run: Run, status: Status, rng: random.Random) -> None:
+    row = rng.choice(status.ranks)
+    look.parts_of(run, status, row.node).workers[row.rank].kill(signal.SIGKILL)
+    _reach(run, lambda now: now.phase == "joining" or now.generation > status.generation)
 
 
-KINDS: dict[str, Callable[[Rig, Run, Status, random.Random], None]] = {
-    "training": _training,
-    "pause": _pause,
-    "evaluation": _evaluation,
-    "first step": _first_step,
-    "recovery": _recovery,
-}
+def _reach(run: Run, condition: Callable[[Status], bool]) -> None:
+    def holds() -> bool:
+        status = look.status_of(run)
+        return status is not None and condition(status)
+
+    assert look.seconds_until(holds, STRIKE_LIMIT_S) < STRIKE_LIMIT_S, "the run did not get there"
 
 
 def _is_left_by_a_command(_run: Run, _since_s: float) -> bool:
@@ -159,30 +160,31 @@ def _has_not_evaluated(run: Run, _since_s: float) -> bool:
 
 
 def _has_not_stepped(run: Run, since_s: float) -> bool:
-    names = [row["name"] for row in events_of(run, since_s)]
+    names = [row["name"] for row in look.events_of(run, since_s)]
     return "fence" in names and "stepping" not in names
 
 
-CAUGHT: dict[str, Callable[[Run, float], bool]] = {
-    "training": _is_left_by_a_command,
-    "pause": _is_left_by_a_command,
-    "evaluation": _has_not_evaluated,
-    "first step": _has_not_stepped,
-    "recovery": _has_not_stepped,
-}
+@dataclass(frozen=True)
+class Phase:
+    """What a run is brought to do before it is ended, and whether it still did so then."""
+
+    name: str
+    enter: Callable[[Run, Status, random.Random], None]
+    was_caught: Callable[[Run, float], bool] = _is_left_by_a_command
 
 
-def _reach(rig: Rig, run: Run, condition: Callable[[Status], bool]) -> None:
-    def holds() -> bool:
-        status = status_of(run)
-        return status is not None and condition(status)
-
-    assert rig.wait(holds, STRIKE_LIMIT_S) < STRIKE_LIMIT_S, "the run did not get there"
+PHASES = (
+    Phase("training", _train),
+    Phase("pause", _pause),
+    Phase("evaluation", _evaluate, _has_not_evaluated),
+    Phase("first step", _first_step, _has_not_stepped),
+    Phase("recovery", _recover, _has_not_stepped),
+)
 
 
 # ---- the end, and the run after it ------------------------------------------------------------
-def _end(rig: Rig, run: Run, end: End, rng: random.Random) -> None:
-    status = status_of(run)
+def _end(run: Run, end: End, rng: random.Random) -> None:
+    status = look.status_of(run)
     end.step = status.step if status is not None else -1
     before, began = _newest(run), time.monotonic()
     victims = processes_of(run.folder.run_id)
@@ -191,7 +193,7 @@ def _end(rig: Rig, run: Run, end: End, rng: random.Random) -> None:
         with contextlib.suppress(ProcessLookupError):
             process.kill(signal.SIGTERM)
         time.sleep(rng.uniform(0.0, MOST_GAP_S))
-    rig.wait(lambda: not processes_of(run.folder.run_id), END_LIMIT_S)
+    look.seconds_until(lambda: not processes_of(run.folder.run_id), END_LIMIT_S)
     end.ended_s = time.monotonic() - began
     if left := processes_of(run.folder.run_id):
         end.wrong.append(f"left: {', '.join(map(_shown, left))}")
@@ -233,22 +235,17 @@ def _compare(run: Run, end: End, before: int) -> None:
 
 
 def _resume(rig: Rig, run: Run, end: End) -> Run:
-    known = len(_generations(run))
+    known = len(look.generations_of(run))
     run = rig.launch(run.name, *OVERRIDES)
     if end.kind == "pause":
         with contextlib.suppress(HeadwayError):
             run.command("resume")
-    rig.wait(lambda: len(_generations(run)) > known, STRIKE_LIMIT_S)
-    first = _generations(run)[known]
+    look.seconds_until(lambda: len(look.generations_of(run)) > known, STRIKE_LIMIT_S)
+    first = look.generations_of(run)[known]
     end.resumed, end.source = first["step"], first["source"]
     if end.resumed != end.committed:
         end.wrong.append(f"resumed at step {end.resumed}")
     return run
-
-
-def _generations(run: Run) -> list[dict[str, Any]]:
-    rows = query(run, "SELECT fields FROM events WHERE name = 'generation' ORDER BY id")
-    return [json.loads(fields) for (fields,) in rows]
 
 
 def _newest(run: Run) -> int:

@@ -7,7 +7,6 @@ import contextlib
 import json
 import sqlite3
 import time
-from collections.abc import Sequence
 from typing import Any
 
 from headway.common.errors import HeadwayError
@@ -15,8 +14,7 @@ from headway.console.run import Run
 from headway.controller.faults import cgroups
 from headway.testkit.journal import query
 
-from benchmarks.drills.place import members
-from benchmarks.faults import NODE_SERVICES, Fault
+from benchmarks.drill.look import NODE_SERVICES, WELL, members, missing_steps
 
 LIMIT_S = 60.0
 """Standbys are forked and services started again one after the other."""
@@ -31,17 +29,16 @@ SAME_CRASHES = 3
 def look(run: Run) -> dict[str, Any]:
     """What there is of the run now, as plain data."""
     nodes: dict[int, str] = {}
-    workers: dict[int, int] = {}
+    used: collections.Counter[int] = collections.Counter()
     with contextlib.suppress(HeadwayError):
         status = run.status(timeout_s=2.0)
         nodes = dict(status.nodes)
-        used = collections.Counter(row.node for row in status.ranks)
-        workers = {node: used[node] for node in nodes}
+        used.update(row.node for row in status.ranks)
     rows = members(run)
     places = collections.Counter(f"{role} {node}" for _, role, node in rows)
     return {
         "nodes": {str(node): state for node, state in nodes.items()},
-        "ranks": {str(node): number for node, number in workers.items()},
+        "ranks": {str(node): used[node] for node in nodes},
         "places": dict(places),
         "leaders": {
             role: sum(1 for _, name, _ in rows if name == role) for role in ("driver", "monitor")
@@ -58,15 +55,15 @@ def look(run: Run) -> dict[str, Any]:
     }
 
 
-def judge(seen: dict[str, Any], config: dict[str, int], faults: Sequence[Fault]) -> list[str]:
+def judge(seen: dict[str, Any], config: dict[str, int], num_faults: int) -> list[str]:
     """What is degraded; empty when nothing is.
 
     Args:
         seen: what ``look`` gave.
         config: ``nodes`` (spares included) and ``standbys`` as configured.
-        faults: those that were struck.
+        num_faults: how many were struck.
     """
-    bad = {node: state for node, state in seen["nodes"].items() if state not in ("active", "spare")}
+    bad = {node: state for node, state in seen["nodes"].items() if state not in WELL}
     wrong = [f"nodes {bad} are not active or spare"] if bad else []
     if len(seen["nodes"]) != config["nodes"]:
         wrong.append(f"{len(seen['nodes'])} of {config['nodes']} nodes are known")
@@ -86,7 +83,7 @@ def judge(seen: dict[str, Any], config: dict[str, int], faults: Sequence[Fault])
     wrong += [f"a failure was taken for the code's: {row}"[:200] for row in seen["failures"]]
     wrong += [f"the brake counts {n} crashes: {what}"[:200] for what, n in seen["crashes"].items()
               if n >= SAME_CRASHES]  # fmt: skip
-    most = FIRST_STARTS + STARTS_PER_FAULT * len(faults) + SPARE_STARTS
+    most = FIRST_STARTS + STARTS_PER_FAULT * num_faults + SPARE_STARTS
     for what, number in seen["starts"].items():
         limit = most * (3 if what.startswith("worker") else 1)
         if number > limit:
@@ -94,14 +91,12 @@ def judge(seen: dict[str, Any], config: dict[str, int], faults: Sequence[Fault])
     return wrong
 
 
-def settle(
-    run: Run, config: dict[str, int], faults: Sequence[Fault]
-) -> tuple[dict[str, Any], list[str]]:
+def settle(run: Run, config: dict[str, int], num_faults: int) -> tuple[dict[str, Any], list[str]]:
     """Look repeatedly until nothing is degraded, ``LIMIT_S`` at most; returns the last look."""
     deadline = time.monotonic() + LIMIT_S
     while True:
         seen = look(run)
-        wrong = judge(seen, config, faults)
+        wrong = judge(seen, config, num_faults)
         if not wrong or time.monotonic() > deadline:
             return seen, wrong
         time.sleep(1.0)
@@ -117,13 +112,6 @@ def why_not_writable(run: Run) -> str:
     except sqlite3.Error as error:
         return f"the journal cannot be written: {error}"
     return ""
-
-
-def missing_steps(run: Run) -> list[int]:
-    """Steps without metrics below the newest that has some;
-    but for the last few, which may be on their way."""
-    steps = {int(row[0]) for row in query(run, "SELECT DISTINCT step FROM metrics")}
-    return sorted(set(range(max(steps, default=0))) - steps)
 
 
 def crashes(run: Run) -> dict[str, int]:

@@ -1,0 +1,1 @@
+"""Drills: faults struck on runs by seeded plans or by scripts, and judges of what is true after."""
