@@ -10,10 +10,7 @@ driver in that time, as cores.
 
 from __future__ import annotations
 
-import argparse
-import json
 import select
-import subprocess
 import sys
 import tempfile
 import time
@@ -22,8 +19,7 @@ from pathlib import Path
 
 import psutil
 import zmq
-from headway.common.config import load, to_toml
-from headway.common.node.run_dir import NodePaths, RunDir, new_run_id
+from headway.common.config import load
 from headway.common.node.testing import private_roots
 from headway.common.polling import wait_until
 from headway.common.wire.client import Client
@@ -41,10 +37,11 @@ from headway.common.wire.messages.executor import (
 )
 from headway.controller.executor.clock_offset import ClockOffset
 from headway.launch.cluster import ClusterFolder
-from headway.launch.lease.file import FileLease, Holder
+from headway.launch.lease.file import Holder
+from headway.testkit.trainer.driver_place import Place
 from headway.trainer.config import RunConfig
 
-from benchmarks.hardware import hardware
+from benchmarks.report import finish, parser
 
 RANKS = 8
 LIMIT_CORES = 0.2
@@ -195,32 +192,19 @@ def configuration(nodes: int) -> RunConfig:
 
 def measure(folder: Path, nodes: int, seconds: float) -> dict[str, float | int]:
     """Cores that a driver of so many nodes needs at one beat a second each."""
-    run = RunDir.create(folder / "run", run_id=new_run_id())
-    run.config.write_text(to_toml(configuration(nodes)))
-    NodePaths(run.run_id, 0).create()
-    cluster = ClusterFolder.create(folder / "cluster", nodes=nodes)
-    lease = FileLease(run.path)
-    assert lease.claim(0) == 1
-    command = [sys.executable, "-m", "headway.controller", "driver", "--run", str(run.path)]
-    command += ["--cluster", str(cluster.path), "--node", "0", "--epoch", "1"]
+    zmq.Context.instance().set(zmq.MAX_SOCKETS, 16384)
+    place, inbox = Place(folder, configuration(nodes), nodes), Inbox()
     executors: list[Node] = []
-    with (folder / "driver.log").open("wb") as log:
-        driver = subprocess.Popen(command, stdout=log, stderr=log)
+    driver = place.start()
     try:
-        assert wait_until(lambda: lease.look().holder is not None, 60.0)
-        holder = lease.look().holder
-        assert holder is not None
-        zmq.Context.instance().set(zmq.MAX_SOCKETS, 16384)
-        keys = cluster.key_of("executor")
-        inbox = Inbox()
-        executors += [Node(number, run.run_id, holder, keys, inbox) for number in range(nodes)]
+        holder, keys = place.holder(), place.cluster.key_of("executor")
+        executors += [Node(n, place.run.run_id, holder, keys, inbox) for n in range(nodes)]
         start_s = time.monotonic()
-        until_running(executors, inbox, holder, cluster)
+        until_running(executors, inbox, holder, place.cluster)
         started_s = time.monotonic() - start_s
         used = cores(psutil.Process(driver.pid), executors, seconds)
     finally:
-        driver.kill()
-        driver.wait()
+        place.close()
         for node in executors:
             node.leave()
     return {"nodes": nodes, "ranks": nodes * RANKS, "cores": used, "until_running_s": started_s}
@@ -268,26 +252,19 @@ def cores(driver: psutil.Process, executors: Sequence[Node], seconds: float) -> 
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Measure; returns 0 when the largest run needs no more than ``LIMIT_CORES``."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--nodes", type=int, nargs="+", default=[128, 1536])
-    parser.add_argument("--seconds", type=float, default=20.0)
-    parser.add_argument("--out", type=Path)
-    options = parser.parse_args(argv)
+    """Measure; returns 0 when no run needs more than ``LIMIT_CORES``."""
+    options = parser(__doc__)
+    options.add_argument("--nodes", type=int, nargs="+", default=[128, 1536])
+    options.add_argument("--seconds", type=float, default=20.0)
+    given = options.parse_args(argv)
     rows = []
-    for nodes in options.nodes:
+    for nodes in given.nodes:
         with private_roots(), tempfile.TemporaryDirectory(prefix="headway-beats-") as folder:
-            rows.append(measure(Path(folder), nodes, options.seconds))
+            rows.append(measure(Path(folder), nodes, given.seconds))
         print(", ".join(f"{key} {value:.3g}" for key, value in rows[-1].items()), flush=True)
-    if options.out:
-        facts = {
-            "command": "python -m benchmarks.beats",
-            "date": time.strftime("%Y-%m-%d"),
-            "hardware": hardware(),
-            "rows": rows,
-        }
-        options.out.write_text(json.dumps(facts, indent=1) + "\n")
-    return 0 if max(row["cores"] for row in rows) <= LIMIT_CORES else 1
+    slow = [row for row in rows if row["cores"] > LIMIT_CORES]
+    wrong = [f"{row['nodes']} nodes need {row['cores']:.2f} cores" for row in slow]
+    return finish(given.out, wrong, rows=rows)
 
 
 if __name__ == "__main__":

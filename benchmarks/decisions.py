@@ -10,15 +10,10 @@ pulses with a step and ticks together. The work of a beat is the same at every s
 
 from __future__ import annotations
 
-import argparse
-import json
-import os
-import platform
 import statistics
 import sys
 import time
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 from headway.common.decide import Done
@@ -34,6 +29,8 @@ from headway.controller.decisions.events import (
 )
 from headway.controller.decisions.state import RunState
 from headway.trainer.config import RecoveryConfig
+
+from benchmarks.report import finish, parser
 
 LIMIT_US = 50.0
 """Highest cost of a beat that the driver has to bear."""
@@ -141,39 +138,26 @@ def recovery(nodes: int, ranks: int) -> dict[str, float]:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run it; returns 0 while every beat stays within ``LIMIT_US``."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--nodes", type=int, nargs="+", default=[8, 128, 1536])
-    parser.add_argument("--ranks", type=int, default=8, help="ranks of one node")
-    parser.add_argument("--beats", type=int, default=2000, help="of each kind in a round")
-    parser.add_argument("--out", type=Path)
-    options = parser.parse_args(argv)
-    rows = []
-    print(f"{'nodes':>6} {'ranks':>6} {'pulse':>8} {'step':>8} {'full':>8} {'changed':>8}"
-          f" {'tick':>8} {'1 Hz':>8}   us per event; share of a core")  # fmt: skip
-    for nodes in options.nodes:
-        row = measure(nodes, options.ranks, options.beats) | recovery(nodes, options.ranks)
+    options = parser(__doc__)
+    options.add_argument("--nodes", type=int, nargs="+", default=[8, 128, 1536])
+    options.add_argument("--ranks", type=int, default=8, help="ranks of one node")
+    options.add_argument("--beats", type=int, default=2000, help="of each kind in a round")
+    given = options.parse_args(argv)
+    rows, kinds = [], ("pulse", "step", "full", "changed", "tick")
+    heads = " ".join(f"{kind:>8}" for kind in kinds)
+    print(f"{'nodes':>6} {'ranks':>6} {heads} {'1 Hz':>8}   us per event; share of a core")
+    for nodes in given.nodes:
+        row = measure(nodes, given.ranks, given.beats) | recovery(nodes, given.ranks)
         rows.append(row)
-        figures = " ".join(
-            f"{row[k + '_us']:8.1f}" for k in ("pulse", "step", "full", "changed", "tick")
-        )
+        figures = " ".join(f"{row[f'{kind}_us']:8.1f}" for kind in kinds)
         print(f"{nodes:6} {row['ranks']:6} {figures} {row['core_at_1_hz']:8.4f}", flush=True)
     wrong = [
-        f"{row['nodes']} nodes: {kind} {row[kind]} us"
+        f"{row['nodes']} nodes: {kind} {row[f'{kind}_us']} us"
         for row in rows
-        for kind in ("pulse_us", "step_us", "full_us", "changed_us")
-        if row[kind] > LIMIT_US
+        for kind in kinds[:-1]
+        if row[f"{kind}_us"] > LIMIT_US
     ]
-    if options.out:
-        facts = {
-            "command": "python -m benchmarks.decisions " + " ".join(argv or sys.argv[1:]),
-            "machine": {"cpus": os.cpu_count(), "platform": platform.platform()},
-            "date": time.strftime("%Y-%m-%d"),
-            "rows": rows,
-            "wrong": wrong,
-        }
-        options.out.write_text(json.dumps(facts, indent=1) + "\n")
-    print("\n".join(wrong) or f"every beat within {LIMIT_US:g} us")
-    return 1 if wrong else 0
+    return finish(given.out, wrong, f"every beat within {LIMIT_US:g} us", rows=rows)
 
 
 if __name__ == "__main__":

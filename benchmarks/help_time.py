@@ -7,10 +7,6 @@ The five command lines, and every command of ``headway``, those of the services 
 
 from __future__ import annotations
 
-import argparse
-import json
-import os
-import platform
 import resource
 import statistics
 import subprocess
@@ -18,6 +14,8 @@ import sys
 import time
 from pathlib import Path
 from typing import Any
+
+from benchmarks.report import parser, write
 
 LIMIT_S = 0.3
 HEADWAY = str(Path(sys.executable).with_name("headway"))
@@ -70,25 +68,16 @@ def row(spans: list[tuple[float, float]]) -> dict[str, object]:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--out", type=Path)
-    parser.add_argument("--starts", type=int, default=5)
-    options = parser.parse_args()
-    result: dict[str, Any] = {
-        "unit": "s", "limit": LIMIT_S, "starts": options.starts,
-        "python": platform.python_version(),
-        "cpus": len(os.sched_getaffinity(0)), "load_1m": round(os.getloadavg()[0], 2),
-        "commands": {name: row(measure(command, options.starts)) for name,
-                     command in (COMMANDS | subcommands()).items()},
-    }  # fmt: skip
-    if options.out:
-        options.out.parent.mkdir(parents=True, exist_ok=True)
-        options.out.write_text(json.dumps(result, indent=1) + "\n")
-    for name, facts in result["commands"].items():
-        print(
-            f"{name + ' --help':<38} {facts['median']:.3f} s, {facts['median_cpu']:.3f} s of a "
-            f"processor"
-        )
+    """Measure every command, one after the other."""
+    options = parser(__doc__)
+    options.add_argument("--starts", type=int, default=5)
+    given = options.parse_args()
+    rows = {name: row(measure(words, given.starts))
+            for name, words in (COMMANDS | subcommands()).items()}  # fmt: skip
+    write(given.out, unit="s", limit=LIMIT_S, starts=given.starts, commands=rows)
+    for name, facts in rows.items():
+        spans = f"{facts['median']:.3f} s, {facts['median_cpu']:.3f} s of a processor"
+        print(f"{name + ' --help':<38} {spans}")
     return 0
 
 

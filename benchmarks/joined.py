@@ -11,9 +11,7 @@ finds there. A successor of the first node's executor beats, but does not lead.
 
 from __future__ import annotations
 
-import argparse
 import contextlib
-import json
 import os
 import sys
 import tempfile
@@ -43,7 +41,7 @@ from headway.launch.lease.file import Holder, LeaseView
 from headway.testkit.trainer.driver_place import JoinedPlace
 
 from benchmarks.beats import Inbox, Node, configuration, cores, turn, until_running
-from benchmarks.hardware import hardware
+from benchmarks.report import finish, parser
 
 JOIN_LIMIT_S, LIMIT_CORES, HEAL_LIMIT_S = 30.0, 0.3, 5.0
 AT_ONCE = 32
@@ -249,27 +247,16 @@ def measure(folder: Path, nodes: int, seconds: float) -> dict[str, float | int]:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Measure; returns 0 when all limits hold."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--nodes", type=int, default=1536)
-    parser.add_argument("--seconds", type=float, default=20.0)
-    parser.add_argument("--out", type=Path)
-    options = parser.parse_args(argv)
+    options = parser(__doc__)
+    options.add_argument("--nodes", type=int, default=1536)
+    options.add_argument("--seconds", type=float, default=20.0)
+    given = options.parse_args(argv)
     with private_roots(), tempfile.TemporaryDirectory(prefix="headway-joined-") as folder:
-        row = measure(Path(folder), options.nodes, options.seconds)
+        row = measure(Path(folder), given.nodes, given.seconds)
     print(", ".join(f"{key} {value:.3g}" for key, value in row.items()), flush=True)
     limits = {"joined_s": JOIN_LIMIT_S, "cores": LIMIT_CORES, "healed_s": HEAL_LIMIT_S}
     wrong = [f"{key} is above {limit}" for key, limit in limits.items() if row[key] > limit]
-    if options.out:
-        facts = {
-            "command": "python -m benchmarks.joined",
-            "date": time.strftime("%Y-%m-%d"),
-            "hardware": hardware(),
-            **row,
-            "wrong": wrong,
-        }
-        options.out.write_text(json.dumps(facts, indent=1) + "\n")
-    print("\n".join(wrong) or "nothing is wrong")
-    return int(bool(wrong))
+    return finish(given.out, wrong, **row)
 
 
 if __name__ == "__main__":

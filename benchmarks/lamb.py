@@ -11,11 +11,8 @@ may lie beyond it.
 
 from __future__ import annotations
 
-import argparse
-import json
 import time
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -27,6 +24,8 @@ from headway.trainer.data.batches import Split
 from headway.trainer.session.hooks import StepHooks
 from headway.trainer.session.session import Session
 from headway.trainer.worker.rank import replica_stream
+
+from benchmarks.report import parser, write
 
 BASE, FACTORS = 16, (1, 2, 4)
 SAMPLES = 12_800
@@ -88,13 +87,12 @@ def losses(config: RunConfig) -> list[tuple[int, float]]:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run all, print a line for each and the table."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--samples", type=int, default=SAMPLES)
-    parser.add_argument("--data", default="data/stdlib", help="a prepared folder")
-    parser.add_argument("--threads", type=int, default=1)
-    parser.add_argument("--optimizer", choices=[*RATES], help="leave the other one out")
-    parser.add_argument("--out", type=Path)
-    options = parser.parse_args(arguments)
+    known = parser(__doc__)
+    known.add_argument("--samples", type=int, default=SAMPLES)
+    known.add_argument("--data", default="data/stdlib", help="a prepared folder")
+    known.add_argument("--threads", type=int, default=1)
+    known.add_argument("--optimizer", choices=[*RATES], help="leave the other one out")
+    options = known.parse_args(arguments)
     torch.set_num_threads(options.threads)
     rows: list[dict[str, Any]] = []
     lists = {name: r for name, r in RATES.items() if options.optimizer in (None, name)}
@@ -115,8 +113,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
             best = min(found, key=lambda row: row["loss"] if row["loss"] == row["loss"] else 1e9)
             mark = "  at the end of the list" if best["lr"] in (rates[0], rates[-1]) else ""
             print(f"{optimizer:9}  {batch:5}  {best['lr']:7g}  {best['loss']:.4f}{mark}")
-    if options.out is not None:
-        options.out.write_text(json.dumps({"samples": options.samples, "rows": rows}, indent=1))
+    write(options.out, samples=options.samples, rows=rows)
 
 
 if __name__ == "__main__":

@@ -8,48 +8,33 @@ The bars stand in ``headway.testkit.trainer.layouts.BARS``.
 
 from __future__ import annotations
 
-import argparse
 import json
-import os
-import platform
 import sys
 import tempfile
 import time
 from pathlib import Path
 from typing import Any
 
-import torch
 from headway.testkit.trainer.layouts import BARS, STEPS, Layout, all_layouts, single
 from headway.testkit.trainer.pool import WorkerPool, worker_pool
 from headway.testkit.trainer.training import Trained, distance, train_layout
 
+from benchmarks.report import finish, parser
+
 
 def main() -> int:
-    """Run the matrix; the exit code says whether every bar is met."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("--out", type=Path, default=Path("benchmarks/results/matrix.json"))
-    parser.add_argument("--only", default="", help="run only layouts whose name contains this")
-    parser.add_argument("--dtypes", default="fp64,fp32,bf16")
-    options = parser.parse_args()
+    """Run the matrix; returns how many rows miss their bar."""
+    options = parser(__doc__, out=Path("benchmarks/results/matrix.json"))
+    options.add_argument("--only", default="", help="run only layouts whose name contains this")
+    options.add_argument("--dtypes", default="fp64,fp32,bf16")
+    given = options.parse_args()
     started_s = time.monotonic()
     with worker_pool(8) as pool, tempfile.TemporaryDirectory() as folder:
-        rows = run(pool, Path(folder), options.only, options.dtypes.split(","))
-    failed = [row for row in rows if not row["ok"]]
-    report = {
-        "bars": BARS,
-        "machine": {
-            "cpus": os.cpu_count(),
-            "platform": platform.platform(),
-            "torch": torch.__version__,
-        },
-        "date": time.strftime("%Y-%m-%d"),
-        "duration_s": round(time.monotonic() - started_s, 1),
-        "rows": rows,
-    }
-    options.out.parent.mkdir(parents=True, exist_ok=True)
-    options.out.write_text(json.dumps(report, indent=1) + "\n")
-    print(f"{len(rows) - len(failed)} of {len(rows)} within the bars; {options.out}")
-    return 1 if failed else 0
+        rows = run(pool, Path(folder), given.only, given.dtypes.split(","))
+    wrong = [f"{row['layout']} in {row['dtype']}" for row in rows if not row["ok"]]
+    print(f"{len(rows) - len(wrong)} of {len(rows)} within the bars; {given.out}")
+    took_s = round(time.monotonic() - started_s, 1)
+    return finish(given.out, wrong, bars=BARS, duration_s=took_s, rows=rows)
 
 
 def run(pool: WorkerPool, folder: Path, only: str, dtypes: list[str]) -> list[dict[str, Any]]:

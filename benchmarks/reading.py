@@ -10,10 +10,8 @@ busy machine only ``cpu_ms`` means something.
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
-import platform
 import statistics
 import sys
 import tempfile
@@ -35,6 +33,8 @@ from headway.console.widgets.picture import Picture
 from headway.console.widgets.picture_reader import PictureReader
 from headway.controller.journal.journal import Journal
 
+from benchmarks.report import parser, write
+
 LIMIT_MS, LIMIT_KB = 5.0, 40.0
 EVENTS, RANKS, MICRO_BATCHES = 10_000, 64, 32
 KINDS = (Kind.RECV_FORWARD, Kind.FORWARD, Kind.SEND_FORWARD, Kind.RECV_BACKWARD, Kind.BACKWARD,
@@ -46,13 +46,12 @@ RECOVERY: tuple[tuple[str, dict[str, Any]], ...] = (
     ("generation", {}),
     ("stepping", {}),
 )
-INDEX = "CREATE INDEX IF NOT EXISTS metrics_skipped ON metrics (step) WHERE skipped"
 
 
 class Watched:
     """A run of ``steps`` steps that is not trained, and the console's readers of it."""
 
-    def __init__(self, folder: Path, steps: int, *, indexed: bool) -> None:
+    def __init__(self, folder: Path, steps: int) -> None:
         os.environ["HEADWAY_SHM_ROOT"] = str(folder / "shm")
         config = replace(SMALL, train=replace(SMALL.train, steps=2 * steps))
         self.fake = FakeRun(folder / "runs", config=config)
@@ -60,8 +59,6 @@ class Watched:
         self.run: Run = self.fake.run
         self.journal = Journal(self.fake.folder.database)
         self.generation, self.step = fill(self.journal, steps)
-        if indexed:
-            self.journal._db.execute(INDEX)
         paths = NodePaths(self.fake.folder.run_id, 0)
         self.rings = [
             FlightWriter.create(paths.segment("flight", 1000 + rank), 1000 + rank, 8192)
@@ -105,7 +102,7 @@ def fill(journal: Journal, steps: int) -> tuple[int, int]:
                 ],
             )
             db.executemany(
-                "INSERT OR REPLACE INTO metrics VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)",
+                "INSERT OR REPLACE INTO metrics VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, 0)",
                 ((generation, step, 2.0, 1.0, 1e-3, 1000, 0.5, now + step, step % 50_000 == 77)
                  for step in range(first, first + each)),
             )  # fmt: skip
@@ -184,28 +181,22 @@ def size_of(value: Any) -> int:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--out", type=Path)
-    parser.add_argument("--steps", type=int, nargs="+", default=[1000, 100_000, 1_000_000])
-    parser.add_argument("--times", type=int, default=20)
-    parser.add_argument(
-        "--no-index", action="store_true", help="Without an index of skipped steps."
-    )
-    options = parser.parse_args()
-    result: dict[str, Any] = {
-        "limit_ms": LIMIT_MS, "limit_kB": LIMIT_KB, "events": EVENTS, "ranks": RANKS,
-        "micro_batches": MICRO_BATCHES, "python": platform.python_version(),
-        "cpus": len(os.sched_getaffinity(0)), "load_1m": round(os.getloadavg()[0], 2),
-        "index_of_skipped_steps": not options.no_index, "steps": {},
-    }  # fmt: skip
-    for steps in options.steps:
+    """Measure every length."""
+    options = parser(__doc__)
+    options.add_argument("--steps", type=int, nargs="+", default=[1000, 100_000, 1_000_000])
+    options.add_argument("--times", type=int, default=20)
+    given = options.parse_args()
+    lengths: dict[str, Any] = {}
+    for steps in given.steps:
         with tempfile.TemporaryDirectory() as folder:
-            watched = Watched(Path(folder), steps, indexed=not options.no_index)
-            result["steps"][str(steps)] = found = rows(watched, options.times)
+            watched = Watched(Path(folder), steps)
+            lengths[str(steps)] = found = rows(watched, given.times)
         print(f"{steps:>9,} steps  {json.dumps(found)}", flush=True)
-    if options.out:
-        options.out.parent.mkdir(parents=True, exist_ok=True)
-        options.out.write_text(json.dumps(result, indent=1) + "\n")
+    result = {
+        "limit_ms": LIMIT_MS, "limit_kB": LIMIT_KB, "events": EVENTS, "ranks": RANKS,
+        "micro_batches": MICRO_BATCHES,
+    }  # fmt: skip
+    write(given.out, **result, steps=lengths)
     return 0
 
 
