@@ -15,8 +15,7 @@ import signal
 import sys
 from pathlib import Path
 
-from benchmarks.mutations import ROOT, copy_of_source
-
+ROOT = Path(__file__).resolve().parents[1]
 CONTROL = "services/controller/src/headway/controller"
 WIRE = "libs/common/src/headway/common/wire"
 FOLDERS = {CONTROL: "services/controller/tests", WIRE: "libs/common/tests/wire"}
@@ -78,11 +77,23 @@ def _paths(part: str, names: list[str]) -> list[str]:
     return [str(path.with_name(f"test_{path.name}.py")) for path in found]
 
 
+def copy_of_source(folder: Path) -> list[Path]:
+    """The ``src`` folders of all distributions, copied; returns them."""
+    found = []
+    for src in sorted(
+        [*ROOT.glob("libs/*/src"), *ROOT.glob("services/*/src"), ROOT / "console/src"]
+    ):
+        target = folder / src.relative_to(ROOT)
+        shutil.copytree(src, target, ignore=shutil.ignore_patterns("__pycache__"))
+        found.append(target)
+    return found
+
+
 class Bench:
     """A copy of all sources, in which one mutant after the other is tried."""
 
     def __init__(self, folder: Path) -> None:
-        self.folder = folder
+        self.folder, self.log = folder, folder / "log"
         self.sources = [str(path) for path in copy_of_source(folder)]
         compileall.compile_dir(folder, quiet=2)
         self.context = multiprocessing.get_context("forkserver")
@@ -90,9 +101,9 @@ class Bench:
 
     def killed_by(self, file: str, code: str, tests: list[str]) -> str | None:
         """The first failing test, or why the tests did not end well; None if they all passed."""
-        place, log = self.folder / file, self.folder / "log"
+        place = self.folder / file
         place.write_text(code)
-        process = self.context.Process(target=run_tests, args=(self.sources, tests, str(log)))
+        process = self.context.Process(target=run_tests, args=(self.sources, tests, str(self.log)))
         process.start()
         process.join(LIMIT_S)
         is_over = process.exitcode is not None
@@ -104,7 +115,7 @@ class Bench:
             return "did not end"
         if process.exitcode == 0:
             return None
-        lines = log.read_text(errors="replace").splitlines()
+        lines = self.log.read_text(errors="replace").splitlines()
         failed = [line for line in lines if line.startswith(("FAILED ", "ERROR "))]
         return failed[0].split(" - ")[0] if failed else f"pytest ended with {process.exitcode}"
 

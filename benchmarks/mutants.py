@@ -28,9 +28,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from benchmarks.hardware import hardware
-from benchmarks.mutant_bench import FOLDERS, Bench, rank, tests_of
-from benchmarks.mutations import ROOT
+from benchmarks.mutant_bench import FOLDERS, ROOT, Bench, rank, tests_of
+from benchmarks.report import parser
+from benchmarks.report import write as write_result
 
 REASONS = Path(__file__).with_name("survivors.toml")
 NOT_USED = (
@@ -129,16 +129,13 @@ def reasons() -> dict[str, str]:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Try them; returns 0 when every mutant was killed or has a reason to survive."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--count", type=int, default=200)
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--jobs", type=int, default=2)
-    parser.add_argument("--only", default="", help="only mutants whose name contains this")
-    parser.add_argument("--minutes", type=float, default=1e6, help="begin no mutant after that")
-    parser.add_argument(
-        "--out", type=Path, help="what it shows as killed, or has a reason, is not tried again"
-    )
-    options = parser.parse_args(argv)
+    given = parser(__doc__)
+    given.add_argument("--count", type=int, default=200)
+    given.add_argument("--seed", type=int, default=0)
+    given.add_argument("--jobs", type=int, default=2)
+    given.add_argument("--only", default="", help="only mutants whose name contains this")
+    given.add_argument("--minutes", type=float, default=1e6, help="begin no mutant after that")
+    options = given.parse_args(argv)
     ends_at = time.monotonic() + 60 * options.minutes
     mutants = sorted(sample(options.count, options.seed), key=lambda one: rank(one.file))
     rows: dict[str, dict[str, Any]] = {}
@@ -207,17 +204,13 @@ def is_open(row: dict[str, Any]) -> bool:
 def write(options: argparse.Namespace, rows: list[dict[str, Any]]) -> None:
     """The result so far."""
     survived = [row for row in rows if row["killed_by"] is None]
-    facts = {
-        "command": f"python -m benchmarks.mutants --count {options.count} --seed {options.seed}",
-        "date": time.strftime("%Y-%m-%d"),
-        "hardware": hardware(),
+    counts = {
         "asked_for": options.count,
         "tried": len(rows),
         "survived": len(survived),
         "survived_the_own_tests_only": sum(row["tests"] == "own" for row in survived),
-        "mutants": rows,
     }
-    options.out.write_text(json.dumps(facts, indent=1) + "\n")
+    write_result(options.out, **counts, mutants=rows)
 
 
 if __name__ == "__main__":
