@@ -1,6 +1,6 @@
 """Predicted against measured memory of every rank, over a dozen layouts in processes of their own.
 
-    python -m benchmarks.memory_prediction [--json FILE] [NAME...]
+    python -m benchmarks.memory_prediction [--out FILE] [NAME...]
 
 Each rank is a process with gloo groups, one thread and synthetic data. It trains ``STEPS`` steps
 and prints its peak; the table has the rank of each layout that differs most from its prediction.
@@ -8,21 +8,21 @@ and prints its peak; the table has the rank of each layout that differs most fro
 
 from __future__ import annotations
 
-import argparse
-import json
 import os
-import subprocess
-import sys
-import tempfile
 import time
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 from headway.common.config import from_dict
 from headway.common.plan.memory import predict
 from headway.trainer.config import RunConfig
 from headway.trainer.config.memory import memory_shape
+
+from benchmarks.report import parser, write
+from benchmarks.train.sides import Spec, team
+from benchmarks.train.turns import Turns
+from benchmarks.train.worker import Job
 
 STEPS = 3
 MODEL = {"layers": 8, "hidden": 256, "heads": 4, "vocab_size": 8192, "seq_len": 256}
@@ -90,92 +90,57 @@ LAYOUTS = (
 
 def measure(layout: Layout) -> list[dict[str, Any]]:
     """Run every rank of ``layout``; its predicted parts, measured bytes and CPU seconds."""
-    config = layout.config
-    with tempfile.TemporaryDirectory() as folder:
-        settings = Path(folder) / "layout.json"
-        settings.write_text(json.dumps(layout.__dict__))
-        command = [sys.executable, "-m", "benchmarks.memory_prediction", "--rank"]
-        env = {**os.environ, "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", **EXACT_ALLOCATOR}
-        ranks = [
-            subprocess.Popen([*command, str(rank), str(settings)], stdout=subprocess.PIPE, env=env)
-            for rank in range(config.parallel.world_size)
-        ]
-        return [json.loads(rank.communicate()[0]) for rank in ranks]
+    world = layout.config.parallel.world_size
+    spec = Spec(layout.name, "benchmarks.memory_prediction:train", {}, world, options=vars(layout))
+    with patch.dict(os.environ, EXACT_ALLOCATOR), team(spec) as ranks:
+        return ranks.turn(1).facts
 
 
-def one_rank(rank: int, settings: Path) -> dict[str, Any]:
-    """Train as one rank and measure; in a process of its own."""
+def train(job: Job, turns: Turns) -> None:
+    """One rank, in a process of its own: all steps are its one turn."""
     import torch
+    from headway.testkit.trainer.pool import WorkerContext
     from headway.testkit.trainer.synthetic import synthetic
-    from headway.trainer.comm.channel import Channels
-    from headway.trainer.comm.groups import Groups, build
-    from headway.trainer.comm.store import StoreEndpoint
+    from headway.testkit.trainer.training import build_groups
     from headway.trainer.session.hooks import StepHooks, StepResult
     from headway.trainer.session.session import Session
     from headway.trainer.worker.memory import MemoryMeter
 
-    torch.set_num_threads(1)
-    config = Layout(**json.loads(settings.read_text())).config
-    device, address = torch.device("cpu"), settings.with_suffix(".address")
+    config = Layout(**job.options).config
 
-    def announce(endpoint: StoreEndpoint) -> None:
-        part = address.with_suffix(".part")
-        part.write_text(json.dumps([endpoint.host, endpoint.port, endpoint.secret]))
-        part.rename(address)
+    def all_steps(_: int) -> None:
+        groups = build_groups(WorkerContext(), config, job.rank, 0, job.folder)
+        meter, cpu_s = MemoryMeter(torch.device("cpu")), list[float]()
 
-    def lookup() -> StoreEndpoint:
-        while not address.exists():
-            time.sleep(0.05)
-        return StoreEndpoint(*json.loads(address.read_text()))
+        class Hooks(StepHooks):
+            def on_step(self, result: StepResult) -> None:
+                if result.step == 0:
+                    meter.restart()
+                cpu_s.append(time.process_time())
 
-    groups = Groups.alone(0)
-    if config.parallel.world_size > 1:
-        groups = build(
-            0,
-            config.parallel.grid,
-            rank,
-            host="127.0.0.1",
-            announce=announce,
-            lookup=lookup,
-            channels=Channels(),
-            timeout_s=60.0,
-            device=device,
-        )
-    meter = MemoryMeter(device)
-    session = Session(config, rank, data_factory=synthetic(config, rank), device=device)
-    session.join(groups)
-    session.load("init")
-    cpu_s = [time.process_time()]
+        session = Session(config, job.rank, data_factory=synthetic(config, job.rank))
+        session.join(groups)
+        session.load("init")
+        session.run(Hooks(), until=STEPS)
+        peak = meter.peak()
+        session.leave()
+        memory = predict(memory_shape(config), config.parallel.grid.coordinates(job.rank).pp)
+        turns.facts = {
+            "rank": job.rank,
+            "predicted": memory.total,
+            "measured": peak,
+            "parts": memory.parts(),
+            "cpu_s_per_step": (cpu_s[-1] - cpu_s[0]) / (STEPS - 1),
+        }
 
-    class Hooks(StepHooks):
-        def on_step(self, result: StepResult) -> None:
-            if result.step == 0:
-                meter.restart()
-            cpu_s.append(time.process_time())
-
-    session.run(Hooks(), until=STEPS)
-    peak = meter.peak()
-    session.leave()
-    memory = predict(memory_shape(config), config.parallel.grid.coordinates(rank).pp)
-    return {
-        "rank": rank,
-        "predicted": memory.total,
-        "measured": peak,
-        "parts": memory.parts(),
-        "cpu_s_per_step": (cpu_s[-1] - cpu_s[1]) / (STEPS - 1),
-    }
+    turns.play(lambda: all_steps)
 
 
 def main(arguments: list[str] | None = None) -> int:
     """Measure the layouts that are named, all by default."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("names", nargs="*")
-    parser.add_argument("--json", type=Path)
-    parser.add_argument("--rank", type=int, help=argparse.SUPPRESS)
-    options = parser.parse_args(arguments)
-    if options.rank is not None:
-        print(json.dumps(one_rank(options.rank, Path(options.names[0]))))
-        return 0
+    known = parser(__doc__)
+    known.add_argument("names", nargs="*")
+    options = known.parse_args(arguments)
     chosen = [layout for layout in LAYOUTS if not options.names or layout.name in options.names]
     found = {}
     for layout in chosen:
@@ -188,8 +153,7 @@ def main(arguments: list[str] | None = None) -> int:
                 f"{row['cpu_s_per_step']:.2f} CPU s/step",
                 flush=True,
             )
-    if options.json is not None:
-        options.json.write_text(json.dumps(found, indent=1) + "\n")
+    write(options.out, layouts=found)
     return 0
 
 

@@ -11,9 +11,11 @@ from __future__ import annotations
 import statistics
 import sys
 from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
 from typing import Any
 
-from benchmarks.train.report import Options, parse, write
+from benchmarks.train.report import Options, measure, parse
 from benchmarks.train.rounds import Plan, compare
 from benchmarks.train.sides import Spec
 
@@ -27,7 +29,7 @@ def theory_s(pp: int, vp: int, micro_batches: int, forward_s: float) -> float:
     return micro_batches * 3 * forward_s * (1 + (pp - 1) / (micro_batches * vp))
 
 
-def row(options: Options, pp: int, mib: int, schedule: str) -> dict[str, Any]:
+def row(options: Options, pp: int, mib: int, schedule: str, _folder: Path) -> dict[str, Any]:
     """Both executors on one set-up."""
     vp = CHUNKS[schedule]
     forward_s = 0.001 if options.tiny else FORWARD_S
@@ -54,13 +56,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Measure every set-up."""
     options = parse(argv, "executor", rounds=5)
     sizes = [(2, 1)] if options.tiny else [(2, 1), (2, 4), (4, 1), (4, 4)]
-    rows = {}
-    for pp, mib in sizes:
-        for schedule in CHUNKS:
-            name = f"{pp} ranks, {mib} MiB, {schedule}"
-            if options.wants(name):
-                rows[name] = row(options, pp, mib, schedule)
-    return write(options, rows)
+    makers = {
+        f"{pp} ranks, {mib} MiB, {schedule}": partial(row, options, pp, mib, schedule)
+        for pp, mib in sizes
+        for schedule in CHUNKS
+    }
+    return measure(options, makers, {})
 
 
 if __name__ == "__main__":

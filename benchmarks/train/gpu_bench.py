@@ -37,9 +37,9 @@ class Clock:
         return begin.elapsed_time(end) / 1e3, value
 
 
-def peak_flops(device: torch.device, size: int) -> float:
-    """FLOP/s of the best of ten square bf16 products."""
-    a, b = (torch.randn(size, size, device=device, dtype=torch.bfloat16) for _ in range(2))
+def peak_flops(device: torch.device, size: int, dtype: torch.dtype = torch.bfloat16) -> float:
+    """FLOP/s of the best of ten square products."""
+    a, b = (torch.randn(size, size, device=device, dtype=dtype) for _ in range(2))
     clock, best = Clock(device), float("inf")
     out = torch.empty_like(a)
 

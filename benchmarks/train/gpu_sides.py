@@ -9,15 +9,13 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from headway.common.config import load
 from headway.trainer.comm.groups import Groups
-from headway.trainer.config import RunConfig
 from headway.trainer.session.hooks import StepHooks, StepResult
 from headway.trainer.session.session import Session
 from torch import nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from benchmarks.train.ours import LEARNING_RATE, data
+from benchmarks.train.ours import LEARNING_RATE, configure, data
 from benchmarks.train.peer_model import GPT, loss_of, optimizer
 from benchmarks.train.peer_plain import CLIP
 from benchmarks.train.shapes import Shape, rows
@@ -35,24 +33,8 @@ class OurSide(StepHooks):
     def __init__(
         self, shape: Shape, micro: int, device: torch.device, settings: Sequence[str]
     ) -> None:
-        values = {
-            "model.layers": shape.layers,
-            "model.hidden": shape.hidden,
-            "model.heads": shape.heads,
-            "model.vocab_size": shape.vocab,
-            "model.seq_len": shape.seq,
-            "train.dtype": '"bf16"',
-            "train.steps": 1_000_000,
-            "train.global_batch_size": shape.batch,
-            "train.micro_batch_size": micro,
-            "train.eval_batches": 1,
-            "optim.lr": LEARNING_RATE,
-            "optim.min_lr": LEARNING_RATE,
-            "optim.warmup_steps": 0,
-            "ckpt.durable_every": 1_000_000,
-        }
-        given = [f"{key}={value}" for key, value in values.items()]
-        config = load(RunConfig, [], [*given, *settings])
+        own = {"train.dtype": "bf16", "train.micro_batch_size": micro}
+        config = configure(shape, own, settings)
         self._session = Session(config, 0, data_factory=data(config, shape, 0), device=device)
         self._orders: queue.SimpleQueue[bool] = queue.SimpleQueue()
         self._losses: queue.SimpleQueue[float | BaseException] = queue.SimpleQueue()

@@ -10,22 +10,27 @@ import torch
 import torch.nn.functional as F
 
 from benchmarks.train.shapes import Shape
-from benchmarks.train.turns import Turns
+from benchmarks.train.turns import Step, Turns
 from benchmarks.train.worker import Job
 
 
 def run(job: Job, turns: Turns) -> None:
     """One turn's step is the products of one optimizer step, in micro-batches of ``micro``."""
-    turns.ready()
-    turns.begin()
+    turns.play(lambda: _build(job))
+
+
+def _build(job: Job) -> Step:
     shape, micro = job.model, int(job.options["micro"])
     dtype = torch.bfloat16 if job.options["dtype"] == "bf16" else torch.float32
     parts = [Products(shape, micro, dtype), Attention(shape, micro, dtype)]
-    while True:
+
+    def step(_: int) -> float:
         for _ in range(shape.batch // micro):
             for part in parts:
                 part.run()
-        turns.done(0.0)
+        return 0.0
+
+    return step
 
 
 class Products:

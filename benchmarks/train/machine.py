@@ -10,8 +10,9 @@ from typing import Any
 
 import torch
 
+from benchmarks.train.gpu_bench import peak_flops
+
 FLAGS = ("avx2", "avx512f", "avx512_bf16", "amx_bf16")
-PEAK_SIZE = 2048
 
 
 def facts() -> dict[str, Any]:
@@ -32,18 +33,9 @@ def facts() -> dict[str, Any]:
     }
 
 
-def peak_flops(dtype: torch.dtype, size: int = PEAK_SIZE, repeats: int = 3) -> float:
-    """FLOP/s of the best of ``repeats`` square products."""
-    a, b = torch.randn(size, size).to(dtype), torch.randn(size, size).to(dtype)
-    best = float("inf")
-    for _ in range(repeats + 1):  # the first is slower and never the best
-        began_s = time.perf_counter()
-        torch.nn.functional.linear(a, b)
-        best = min(best, time.perf_counter() - began_s)
-    return 2.0 * size**3 / best
-
-
 def fastest_dtype() -> str:
     """``bf16`` where a bf16 product is faster than an fp32 one, else ``fp32``."""
-    bf16, fp32 = (peak_flops(dtype, 512) for dtype in (torch.bfloat16, torch.float32))
+    bf16, fp32 = (
+        peak_flops(torch.device("cpu"), 512, dtype) for dtype in (torch.bfloat16, torch.float32)
+    )
     return "bf16" if bf16 > fp32 else "fp32"

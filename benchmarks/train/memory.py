@@ -10,12 +10,12 @@ model is built). Tokens per GB are those of one micro-batch set per step over th
 from __future__ import annotations
 
 import sys
-import tempfile
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from benchmarks.train.report import Options, parse, write
+from benchmarks.train.report import Options, measure, parse
 from benchmarks.train.shapes import Shape
 from benchmarks.train.sides import SideFailed, Spec, team
 from benchmarks.train.variants import (
@@ -30,11 +30,10 @@ from benchmarks.train.variants import (
 )
 
 STEPS = 3
+ROWS = ("one process", "dp 2", "tp 2", "pp 2, 1f1b")
 
 
-def specs_of(
-    options: Options, shape: Shape, weights: Path
-) -> dict[str, tuple[Shape, dict[str, Spec]]]:
+def specs_of(options: Options, shape: Shape, weights: Path) -> dict[str, dict[str, Spec]]:
     """Row -> its sides. Every side of a row has the same micro-batches."""
     compiled = {"compile": options_of(options)[:1]}
 
@@ -47,7 +46,7 @@ def specs_of(
         return peer(run, options, shape, weights, world=world, micros=[micro], **choices)[0]
 
     whole, half = shape.batch, shape.batch // 2
-    rows = {
+    return {
         "one process": {"headway": mine(whole), "torch": theirs(PLAIN, whole)},
         "dp 2": {
             "headway": mine(half, 2, dp=2),
@@ -60,10 +59,9 @@ def specs_of(
             "torch": theirs(PIPE, 1, 2, schedule="1f1b"),
         },
     }
-    return {name: (shape, sides) for name, sides in rows.items()}
 
 
-def measure(spec: Spec, shape: Shape) -> dict[str, Any]:
+def peaks(spec: Spec, shape: Shape) -> dict[str, Any]:
     """The peaks of one side's processes."""
     with team(spec) as members:
         start = members.turn(2).peak_kib
@@ -96,25 +94,23 @@ def _ratios(sides: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
     }
 
 
+def row(options: Options, name: str, folder: Path) -> dict[str, Any]:
+    """Every side of a row that works here."""
+    shape = shape_of(options, "10m")
+    weights = save_weights(options, shape, folder)
+    found: dict[str, Any] = {"shape": shape.to_dict(), "sides": {}, "failed": {}}
+    for side, spec in specs_of(options, shape, weights)[name].items():
+        try:
+            found["sides"][side] = peaks(spec, shape)
+        except SideFailed as error:
+            found["failed"][spec.name] = str(error)
+    return found | {"ratios": _ratios(found["sides"])}
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Measure every row."""
     options = parse(argv, "memory", rounds=1)
-    rows: dict[str, Any] = {}
-    with tempfile.TemporaryDirectory() as place:
-        shape = shape_of(options, "10m")
-        weights = save_weights(options, shape, Path(place))
-        for name, (_, sides) in specs_of(options, shape, weights).items():
-            if not options.wants(name):
-                continue
-            print(name, file=sys.stderr, flush=True)
-            found: dict[str, Any] = {"shape": shape.to_dict(), "sides": {}, "failed": {}}
-            for side, spec in sides.items():
-                try:
-                    found["sides"][side] = measure(spec, shape)
-                except SideFailed as error:
-                    found["failed"][spec.name] = str(error)
-            rows[name] = found | {"ratios": _ratios(found["sides"])}
-    return write(options, rows)
+    return measure(options, {name: partial(row, options, name) for name in ROWS}, {})
 
 
 if __name__ == "__main__":

@@ -11,8 +11,8 @@ from __future__ import annotations
 
 import dataclasses
 import sys
-import tempfile
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +20,7 @@ from headway.trainer.config.architecture import PRESETS
 from headway.trainer.config.memory import model_shape
 
 from benchmarks.train.ours import configure
-from benchmarks.train.report import Options, parse, write
+from benchmarks.train.report import Options, measure, parse
 from benchmarks.train.rounds import compare
 from benchmarks.train.sides import Spec
 from benchmarks.train.variants import PLAIN, options_of, ours, peer, save_weights, shape_of
@@ -51,7 +51,7 @@ def window(options: Options, folder: Path) -> dict[str, Any]:
     return {"shape": shape.to_dict(), "window": size} | compare(groups, options.plan)
 
 
-def families(options: Options) -> dict[str, Any]:
+def families(options: Options, _folder: Path) -> dict[str, Any]:
     """Our side with every preset."""
     shape = shape_of(options, "10m")
     micros = [shape.batch // 2]
@@ -72,21 +72,15 @@ def families(options: Options) -> dict[str, Any]:
 
 
 def _flops(shape: Any, changes: dict[str, Any]) -> int:
-    config = configure(shape, changes, world=1, threads=1)
+    config = configure(shape, changes)
     return model_shape(config).flops_per_token
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Measure both rows."""
     options = parse(argv, "models", rounds=5)
-    rows: dict[str, Any] = {}
-    with tempfile.TemporaryDirectory() as place:
-        if options.wants("window"):
-            rows["window"] = window(options, Path(place))
-            write(options, rows)
-        if options.wants("families"):
-            rows["families"] = families(options)
-    return write(options, rows)
+    makers = {"window": partial(window, options), "families": partial(families, options)}
+    return measure(options, makers, {})
 
 
 if __name__ == "__main__":

@@ -10,16 +10,16 @@ from __future__ import annotations
 
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from benchmarks.train.curves import compare_curves
 from benchmarks.train.outside import litgpt_specs, torchtitan_error
-from benchmarks.train.report import Options, parse, write
+from benchmarks.train.report import Options, measure, parse, write
 from benchmarks.train.rounds import Plan, compare
-from benchmarks.train.sides import Spec
+from benchmarks.train.sides import SideFailed, Spec, team
 from benchmarks.train.variants import (
     PLAIN,
     limits,
@@ -91,25 +91,45 @@ def curves(options: Options, folder: Path, best: dict[str, Any]) -> dict[str, An
     return compare_curves(chosen, 4 if options.tiny else CURVE_STEPS)
 
 
+def compare_curves(specs: Mapping[str, Spec], steps: int) -> dict[str, Any]:
+    """Each side's losses, and how far each other one is from the first: largest and last."""
+    losses: dict[str, list[float]] = {}
+    failed: dict[str, str] = {}
+    for name, spec in specs.items():
+        try:
+            with team(spec) as members:
+                losses[name] = members.turn(steps).losses
+        except SideFailed as error:
+            failed[name] = str(error)
+    found: dict[str, Any] = {"losses": losses, "failed": failed, "distance": {}}
+    names = list(losses)
+    for name in names[1:]:
+        apart = [abs(a - b) for a, b in zip(losses[names[0]], losses[name], strict=True)]
+        found["distance"][name] = {"largest": max(apart), "first": apart[0], "last": apart[-1]}
+    return found
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Measure every model and number of threads, then the curves."""
     options = parse(argv, "one_process")
     rows: dict[str, Any] = {}
     more: dict[str, Any] = {"torchtitan": torchtitan_error(options)}
     wanted = [("10m", 1)] if options.tiny else [("10m", 1), ("10m", 2), ("50m", 1), ("50m", 2)]
-    with tempfile.TemporaryDirectory() as place:
-        for name, threads in wanted:
-            label = f"{name}, {threads} thread{'s' if threads > 1 else ''}"
-            if options.wants(label):
-                print(label, file=sys.stderr, flush=True)
-                rows[label] = row(options, name, threads, Path(place))
-                write(options, rows, **more)  # an interrupted comparison keeps what it has
-        if options.wants("curves"):
-            best: dict[str, Any] = {}
-            for found in rows.values():
-                for side, values in found["sides"].items():
-                    best.setdefault(side, values.get("variant", ""))
-            more["curves"] = curves(options, Path(place), best)
+    makers = {
+        f"{name}, {threads} thread{'s' if threads > 1 else ''}": partial(
+            row, options, name, threads
+        )
+        for name, threads in wanted
+    }
+    code = measure(options, makers, rows, **more)
+    if not options.wants("curves"):
+        return code
+    best: dict[str, Any] = {}
+    for found in rows.values():
+        for side, values in found["sides"].items():
+            best.setdefault(side, values.get("variant", ""))
+    with tempfile.TemporaryDirectory() as folder:
+        more["curves"] = curves(options, Path(folder), best)
     return write(options, rows, **more)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -28,8 +28,16 @@ GROUP_TIMEOUT_S = 300.0
 LEARNING_RATE = 3e-4
 
 
-def configure(shape: Shape, settings: Mapping[str, Any], *, world: int, threads: int) -> RunConfig:
-    """The run of ``shape`` with a constant learning rate; ``settings`` are dotted keys that win.
+def configure(
+    shape: Shape,
+    settings: Mapping[str, Any],
+    words: Sequence[str] = (),
+    *,
+    world: int = 1,
+    threads: int = 1,
+) -> RunConfig:
+    """The run of ``shape`` with a constant learning rate; ``settings`` are dotted keys that win,
+    and ``words``, as of ``--set``, win over these.
 
     Raises:
         ConfigError: a setting that does not exist, or that does not fit the shape.
@@ -51,7 +59,8 @@ def configure(shape: Shape, settings: Mapping[str, Any], *, world: int, threads:
         "optim.min_lr": LEARNING_RATE,
         "optim.warmup_steps": 0,
     } | dict(settings)
-    return load(RunConfig, [], [f"{key}={json.dumps(value)}" for key, value in values.items()])
+    own = [f"{key}={json.dumps(value)}" for key, value in values.items()]
+    return load(RunConfig, [], [*own, *words])
 
 
 def has_setting(key: str) -> bool:
@@ -123,7 +132,7 @@ def run(job: Job, turns: Turns) -> None:
 
 def initial_weights(shape: Shape, dtype: str) -> dict[str, torch.Tensor]:
     """The weights that a run begins with, by name, in the type of the master."""
-    config = configure(shape, {"train.dtype": dtype}, world=1, threads=1)
+    config = configure(shape, {"train.dtype": dtype})
     session = Session(config, 0, data_factory=data(config, shape, 0))
     session.join(Groups.alone())
     session.load("init")

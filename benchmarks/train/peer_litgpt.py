@@ -18,13 +18,7 @@ def run(job: Job, turns: Turns) -> None:
     """Train until there are no more turns."""
     import litgpt.model  # before ``ready``, as part of the libraries
 
-    turns.ready()
-    turns.begin()
-    trainer = LitTrainer(job, litgpt.model.GPT(_config(job.model)))
-    step = 0
-    while True:
-        turns.done(trainer.step(step))
-        step += 1
+    turns.play(lambda: LitTrainer(job, litgpt.model.GPT(_config(job.model))).step)
 
 
 class LitTrainer(Trainer):

@@ -16,8 +16,7 @@ from torch.overrides import TorchFunctionMode
 
 from benchmarks.train.ours import LEARNING_RATE
 from benchmarks.train.peer_model import optimizer
-from benchmarks.train.peer_plain import CLIP
-from benchmarks.train.shapes import rows
+from benchmarks.train.peer_plain import CLIP, batches
 from benchmarks.train.turns import Turns
 from benchmarks.train.worker import Job, connect
 
@@ -52,15 +51,7 @@ def run(job: Job, turns: Turns) -> None:
     os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "1")
     import megatron.core  # noqa: F401
 
-    turns.ready()
-    turns.begin()
-    connect(job)
-    shim()
-    rank = Rank(job)
-    step = 0
-    while True:
-        turns.done(rank.step(step))
-        step += 1
+    turns.play(lambda: Rank(job).step)
 
 
 class Rank:
@@ -73,6 +64,8 @@ class Rank:
         from megatron.core.transformer.module import Float16Module
         from megatron.core.transformer.transformer_config import TransformerConfig
 
+        connect(job)
+        shim()
         self.job = job
         shape, is_narrow = job.model, job.options["precision"] == "bf16"
         parallel_state.initialize_model_parallel(job.world)
@@ -110,15 +103,11 @@ class Rank:
 
     def step(self, step: int) -> float:
         """One optimizer step with weights, and moments, in the model's type."""
-        shape, micro = self.job.model, int(self.job.options["micro"])
         self.optimizer.zero_grad(set_to_none=True)
-        total, count = torch.zeros(()), shape.batch // micro
-        for index in range(count):
-            first = step * shape.batch + index * micro
-            values = torch.from_numpy(rows(shape, first, micro)).long()
-            tokens, labels = values[:, :-1].contiguous(), values[:, 1:].contiguous()
+        total, parts = torch.zeros(()), batches(self.job, step)
+        for tokens, labels in parts:
             losses = self.model(tokens, self.positions, self.mask, labels=labels)
-            loss = losses.float().mean() / count
+            loss = losses.float().mean() / len(parts)
             loss.backward()
             total += loss.detach()
         torch.nn.utils.clip_grad_norm_(self.model.parameters(), CLIP)  # of this rank's half

@@ -37,20 +37,14 @@ def chunk_ids(schedule: str, rank: int, world: int) -> list[int]:
 
 def run(job: Job, turns: Turns) -> None:
     """Train until there are no more turns."""
-    turns.ready()
-    turns.begin()
-    connect(job)
-    rank = Rank(job)
-    step = 0
-    while True:
-        turns.done(rank.step(step))
-        step += 1
+    turns.play(lambda: Rank(job).step)
 
 
 class Rank:
     """One process's stages, their schedule and optimizer."""
 
     def __init__(self, job: Job) -> None:
+        connect(job)
         self.shape, options = job.model, job.options
         shape, name, micro = self.shape, options["schedule"], int(options["micro"])
         make, vp = SCHEDULES[name]

@@ -27,13 +27,18 @@ Batches = list[tuple[torch.Tensor, torch.Tensor]]
 
 def run(job: Job, turns: Turns) -> None:
     """Train until there are no more turns."""
-    turns.ready()
-    turns.begin()
-    trainer = Trainer(job)
-    step = 0
-    while True:
-        turns.done(trainer.step(step))
-        step += 1
+    turns.play(lambda: Trainer(job).step)
+
+
+def batches(job: Job, step: int, replicas: int = 1, replica: int = 0) -> Batches:
+    """A replica's micro-batches; its j-th is the j * replicas + replica of all, as Headway's."""
+    shape, micro = job.model, int(job.options["micro"])
+    found = []
+    for index in range(shape.batch // (micro * replicas)):
+        first = step * shape.batch + (index * replicas + replica) * micro
+        values = torch.from_numpy(rows(shape, first, micro)).long()
+        found.append((values[:, :-1].contiguous(), values[:, 1:].contiguous()))
+    return found
 
 
 class Trainer:
@@ -53,10 +58,10 @@ class Trainer:
         """One optimizer step; the mean loss over all processes."""
         self.optimizer.zero_grad(set_to_none=True)
         total = torch.zeros(())
-        batches = self._batches(step)
-        for index, (tokens, labels) in enumerate(batches):
-            with self._synchronised(index == len(batches) - 1):
-                loss = self._loss(tokens, labels) / len(batches)
+        parts = batches(self.job, step, self.job.world, self.job.rank)
+        for index, (tokens, labels) in enumerate(parts):
+            with self._synchronised(index == len(parts) - 1):
+                loss = self._loss(tokens, labels) / len(parts)
                 loss.backward()
             total += loss.detach()
         nn.utils.clip_grad_norm_(self.model.parameters(), CLIP)
@@ -106,16 +111,6 @@ class Trainer:
         with torch.autocast("cpu", torch.bfloat16, enabled=is_auto):
             logits = self.model(tokens)
         return loss_of(logits, labels)
-
-    def _batches(self, step: int) -> Batches:
-        """This process's micro-batches; local j is global j * world + rank, as Headway's."""
-        shape, micro = self.job.model, int(self.options["micro"])
-        found = []
-        for index in range(shape.batch // (micro * self.job.world)):
-            first = step * shape.batch + (index * self.job.world + self.job.rank) * micro
-            values = torch.from_numpy(rows(shape, first, micro)).long()
-            found.append((values[:, :-1].contiguous(), values[:, 1:].contiguous()))
-        return found
 
     @contextlib.contextmanager
     def _synchronised(self, is_last: bool) -> Any:

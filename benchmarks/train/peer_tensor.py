@@ -7,6 +7,7 @@ Options as in ``peer_plain``.
 from __future__ import annotations
 
 import contextlib
+import functools
 from typing import Any
 
 import torch
@@ -22,16 +23,17 @@ from torch.distributed.tensor.parallel import (
 
 from benchmarks.train.ours import LEARNING_RATE
 from benchmarks.train.peer_model import GPT, load_weights, optimizer
-from benchmarks.train.peer_plain import CLIP
-from benchmarks.train.shapes import rows
-from benchmarks.train.turns import Turns
+from benchmarks.train.peer_plain import CLIP, batches
+from benchmarks.train.turns import Step, Turns
 from benchmarks.train.worker import Job, connect
 
 
 def run(job: Job, turns: Turns) -> None:
     """Train until there are no more turns."""
-    turns.ready()
-    turns.begin()
+    turns.play(lambda: _build(job))
+
+
+def _build(job: Job) -> Step:
     connect(job)
     shape, options = job.model, job.options
     model = GPT(shape)
@@ -41,57 +43,38 @@ def run(job: Job, turns: Turns) -> None:
     cut(model, torch.distributed.init_device_mesh("cpu", (job.world,)))
     if options.get("compile"):
         model.compile()
-    optim = optimizer(model, LEARNING_RATE)
-    step = 0
-    while True:
-        turns.done(_step(job, model, optim, step))
-        step += 1
+    return functools.partial(_step, job, model, optimizer(model, LEARNING_RATE))
 
 
 def cut(model: GPT, mesh: Any) -> None:
     """Cut ``model`` over ``mesh``."""
-    parallelize_module(
-        model,
-        mesh,
-        {
-            "embedding": RowwiseParallel(input_layouts=Replicate(), output_layouts=Shard(1)),
-            "norm": SequenceParallel(),
-            "head": ColwiseParallel(
-                input_layouts=Shard(1), output_layouts=Shard(-1), use_local_output=False
-            ),
-        },
-    )
-    for block in model.blocks.values():
-        parallelize_module(
-            block,
-            mesh,
-            {
-                "norm1": SequenceParallel(),
-                "norm2": SequenceParallel(),
-                "qkv": ColwiseParallel(input_layouts=Shard(1)),
-                "out": RowwiseParallel(output_layouts=Shard(1)),
-                "up": ColwiseParallel(input_layouts=Shard(1)),
-                "down": RowwiseParallel(output_layouts=Shard(1)),
-            },
-        )
+    plan: dict[str, Any] = {
+        "embedding": RowwiseParallel(input_layouts=Replicate(), output_layouts=Shard(1)),
+        "norm": SequenceParallel(),
+        "head": ColwiseParallel(
+            input_layouts=Shard(1), output_layouts=Shard(-1), use_local_output=False
+        ),
+        "blocks.*.norm1": SequenceParallel(),
+        "blocks.*.norm2": SequenceParallel(),
+        "blocks.*.qkv": ColwiseParallel(input_layouts=Shard(1)),
+        "blocks.*.out": RowwiseParallel(output_layouts=Shard(1)),
+        "blocks.*.up": ColwiseParallel(input_layouts=Shard(1)),
+        "blocks.*.down": RowwiseParallel(output_layouts=Shard(1)),
+    }
+    parallelize_module(model, mesh, plan)
 
 
 def _step(job: Job, model: GPT, optim: torch.optim.Optimizer, step: int) -> float:
-    shape, micro = job.model, int(job.options["micro"])
     is_narrow = job.options["precision"] == "autocast"
     optim.zero_grad(set_to_none=True)
-    total, count = torch.zeros(()), shape.batch // micro
+    total, parts = torch.zeros(()), batches(job, step)
     with loss_parallel() if job.world > 1 else contextlib.nullcontext():
-        for index in range(count):
-            first = step * shape.batch + index * micro
-            values = torch.from_numpy(rows(shape, first, micro)).long()
+        for tokens, labels in parts:
             with torch.autocast("cpu", torch.bfloat16, enabled=is_narrow):
-                logits = model(values[:, :-1].contiguous())
+                logits = model(tokens)
             # not ``loss_of``: joining batch and sequence of a DTensor would gather it
-            loss = nn.functional.cross_entropy(
-                logits.float().flatten(0, 1), values[:, 1:].flatten()
-            )
-            loss = loss / count
+            loss = nn.functional.cross_entropy(logits.float().flatten(0, 1), labels.flatten())
+            loss = loss / len(parts)
             loss.backward()
             total += _local(loss.detach())
     nn.utils.clip_grad_norm_(model.parameters(), CLIP)

@@ -3,22 +3,21 @@
 from __future__ import annotations
 
 import argparse
-import json
 import sys
+import tempfile
 import time
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from benchmarks import report
 from benchmarks.train import machine
 from benchmarks.train.rounds import Plan
 
 RESULTS = Path(__file__).resolve().parents[1] / "results"
 
 
-@dataclass(frozen=True)
-class Options:
+class Options(argparse.Namespace):
     """The command line of a module."""
 
     module: str
@@ -30,9 +29,8 @@ class Options:
     steps: int
     dtype: str
     began_s: float
-    command: str
-    settings: tuple[str, ...] = ()
-    peers: str = ""
+    settings: list[str]
+    peers: str
 
     def wants(self, name: str) -> bool:
         """Whether ``--only`` leaves this row in."""
@@ -54,47 +52,41 @@ class Options:
 def parse(argv: Sequence[str] | None, module: str, *, rounds: int = 7, steps: int = 2) -> Options:
     """The options that all modules take."""
     parser = argparse.ArgumentParser(prog=f"python -m benchmarks.train.{module}")
-    parser.add_argument("--rounds", type=int, default=rounds, help="interleaved rounds")
-    parser.add_argument("--steps", type=int, default=steps, help="steps of one turn")
-    parser.add_argument("--only", default="", help="rows whose name contains this")
-    parser.add_argument("--out", type=Path, default=RESULTS / f"train_{module}.json")
-    parser.add_argument("--tiny", action="store_true", help="a tiny model: does it still run?")
-    parser.add_argument("--no-compile", action="store_true", help="leave out compiled variants")
-    parser.add_argument("--dtype", choices=["auto", "bf16", "fp32"], default="auto")
-    parser.add_argument(
-        "--set", action="append", default=[], help="table.key=value of every run of ours"
-    )
-    parser.add_argument("--peers", default="", help="Python of the venv that `peers` made")
-    given = parser.parse_args(argv)
-    words = sys.argv[1:] if argv is None else argv
-    return Options(
-        module=module,
-        rounds=given.rounds,
-        only=given.only,
-        out=given.out,
-        tiny=given.tiny,
-        compiles=not given.no_compile,
-        steps=given.steps,
-        dtype=machine.fastest_dtype() if given.dtype == "auto" else given.dtype,
-        began_s=time.monotonic(),
-        command=" ".join([f"python -m benchmarks.train.{module}", *words]),
-        settings=tuple(given.set),
-        peers=given.peers,
-    )
+    add = parser.add_argument
+    add("--rounds", type=int, default=rounds, help="interleaved rounds")
+    add("--steps", type=int, default=steps, help="steps of one turn")
+    add("--only", default="", help="rows whose name contains this")
+    add("--out", type=Path, default=RESULTS / f"train_{module}.json")
+    add("--tiny", action="store_true", help="a tiny model: does it still run?")
+    add("--no-compile", action="store_false", dest="compiles", help="no compiled variants")
+    add("--dtype", choices=["auto", "bf16", "fp32"], default="auto")
+    add("--set", action="append", default=[], dest="settings", help="table.key=value, of our runs")
+    add("--peers", default="", help="Python of the venv that `outside` made")
+    options = parser.parse_args(argv, Options(module=module, began_s=time.monotonic()))
+    if options.dtype == "auto":
+        options.dtype = machine.fastest_dtype()
+    return options
+
+
+def measure(
+    options: Options, makers: Mapping[str, Callable[[Path], Any]], rows: dict[str, Any], **more: Any
+) -> int:
+    """Add each row that ``--only`` leaves in, and write them so far: an interrupted comparison
+    keeps what it has. Makers get a folder for weights. Returns what ``write`` does."""
+    with tempfile.TemporaryDirectory() as folder:
+        for name, make in makers.items():
+            if options.wants(name):
+                print(name, file=sys.stderr, flush=True)
+                rows[name] = make(Path(folder))
+                write(options, rows, **more)
+    return write(options, rows, **more)
 
 
 def write(options: Options, rows: Mapping[str, Any], **more: Any) -> int:
     """Write the module's JSON and print its rows; 1 if our side of a row failed."""
-    facts = {
-        "command": options.command,
-        "machine": machine.facts(),
-        "dtype": options.dtype,
-        "duration_s": round(time.monotonic() - options.began_s, 1),
-        **more,
-        "rows": rows,
-    }
-    options.out.parent.mkdir(parents=True, exist_ok=True)
-    options.out.write_text(json.dumps(facts, indent=1) + "\n")
+    took_s = round(time.monotonic() - options.began_s, 1)
+    facts = {"machine": machine.facts(), "dtype": options.dtype, "duration_s": took_s, **more}
+    report.write(options.out, **facts, rows=rows)
     for name, row in rows.items():
         print(name)
         for side, found in row.get("sides", {}).items():

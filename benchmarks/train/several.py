@@ -9,13 +9,13 @@ fills a bubble, so ``executor`` judges a schedule, not this.
 from __future__ import annotations
 
 import sys
-import tempfile
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from benchmarks.train.outside import megatron_specs
-from benchmarks.train.report import Options, parse, write
+from benchmarks.train.report import Options, measure, parse
 from benchmarks.train.rounds import compare
 from benchmarks.train.shapes import Shape
 from benchmarks.train.sides import Spec
@@ -85,7 +85,8 @@ def pipeline(options: Options, shape: Shape, weights: Path, *, pp: int) -> Group
     }
 
 
-ROWS: dict[str, tuple[str, Callable[[Options, Shape, Path], Groups]]] = {
+GroupsOf = Callable[[Options, Shape, Path], Groups]
+ROWS: dict[str, tuple[str, GroupsOf]] = {
     "dp 2": ("10m", data_parallel),
     "tp 2": ("10m", tensor_parallel),
     "pp 2": ("thin", lambda *given: pipeline(*given, pp=2)),
@@ -93,21 +94,19 @@ ROWS: dict[str, tuple[str, Callable[[Options, Shape, Path], Groups]]] = {
 }
 
 
+def row(options: Options, model: str, groups_of: GroupsOf, folder: Path) -> dict[str, Any]:
+    """Both sides on one layout."""
+    shape = shape_of(options, model)
+    weights = save_weights(options, shape, folder)
+    found = compare(groups_of(options, shape, weights), options.plan)
+    return {"shape": shape.to_dict(), "parameters": shape.parameters} | found
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Measure every layout."""
     options = parse(argv, "several")
-    rows = {}
-    with tempfile.TemporaryDirectory() as place:
-        for name, (model, groups_of) in ROWS.items():
-            if not options.wants(name) or (options.tiny and name == "pp 4"):
-                continue
-            print(name, file=sys.stderr, flush=True)
-            shape = shape_of(options, model)
-            weights = save_weights(options, shape, Path(place))
-            found = compare(groups_of(options, shape, weights), options.plan)
-            rows[name] = {"shape": shape.to_dict(), "parameters": shape.parameters} | found
-            write(options, rows)  # an interrupted comparison keeps what it has
-    return write(options, rows)
+    names = [name for name in ROWS if not (options.tiny and name == "pp 4")]
+    return measure(options, {name: partial(row, options, *ROWS[name]) for name in names}, {})
 
 
 if __name__ == "__main__":

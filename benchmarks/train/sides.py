@@ -15,13 +15,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from benchmarks.train.zygote import Forked, active
+from benchmarks.train.zygote import Forked, is_active
 
 ROOT = Path(__file__).resolve().parents[2]
 ANSWER_LIMIT_S = 400.0
 """A side that has not answered by then has failed; the longest answers contain a compilation."""
 
 
+OF_JOB = ("run", "world", "threads", "shape", "options")
+"""What a process's ``Job`` has of its side's ``Spec``."""
 Process = subprocess.Popen[str] | Forked
 
 
@@ -54,6 +56,8 @@ class Turn:
     peak_kib: list[int]
     """Highest resident memory so far, by rank."""
     cpu_s: float
+    facts: list[dict[str, Any]]
+    """What each process has to say besides, by rank."""
 
     @property
     def step_s(self) -> float:
@@ -94,6 +98,7 @@ class Team:
             losses=losses,
             peak_kib=[report["peak_kib"] for report in reports],
             cpu_s=sum(report["cpu_s"] for report in reports),
+            facts=[report["facts"] for report in reports],
         )
 
     def close(self) -> None:
@@ -110,17 +115,10 @@ class Team:
         self._folder.cleanup()
 
     def _start(self, rank: int) -> Process:
-        spec, zygote = self.spec, active()
-        process = self._fresh() if zygote is None else zygote.fork(self._log)
-        job = {
-            "run": spec.run,
-            "rank": rank,
-            "world": spec.world,
-            "threads": spec.threads,
-            "folder": self._folder.name,
-            "shape": dict(spec.shape),
-            "options": dict(spec.options),
-        }
+        spec = self.spec
+        process = Forked(self._log) if is_active() else self._fresh()
+        common = {name: getattr(spec, name) for name in OF_JOB}
+        job = {**common, "rank": rank, "folder": self._folder.name}
         self._write(process, json.dumps(job) + "\n")
         return process
 

@@ -7,11 +7,11 @@ that are not hidden, and waiting at the wrong place.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
 import torch
+from headway.common.config import load
 from headway.common.plan.schedule.actions import COMPUTE, RECEIVES, SENDS, Action, Kind
 from headway.common.plan.schedule.generate import generate
 from headway.common.plan.schedule.lower import lower
@@ -26,7 +26,7 @@ from torch import nn
 from torch.distributed.pipelining import PipelineStage
 
 from benchmarks.train.peer_pipe import SCHEDULES, chunk_ids
-from benchmarks.train.turns import Turns
+from benchmarks.train.turns import Step, Turns
 from benchmarks.train.worker import Job, connect
 
 OF_STEP = tuple(kind for kind in Kind if kind not in COMPUTE | SENDS | RECEIVES)
@@ -36,12 +36,7 @@ def run(job: Job, turns: Turns) -> None:
     """Options: ``side`` (``headway`` or ``torch``), ``schedule``, ``vp``, ``micro_batches``,
     ``forward_s`` (of one rank and micro-batch, over its chunks; backward takes twice as long) and
     ``message_bytes``."""
-    turns.ready()
-    turns.begin()
-    step = {"headway": our_step, "torch": torch_step}[job.options["side"]](job)
-    while True:
-        step()
-        turns.done(0.0)
+    turns.play(lambda: {"headway": our_step, "torch": torch_step}[job.options["side"]](job))
 
 
 class SleepingChunk:
@@ -84,11 +79,16 @@ class SleepingForward:
         return output
 
 
-def our_step(job: Job) -> Callable[[], None]:
+def our_step(job: Job) -> Step:
     """One pass of the real ``Pipeline`` over real gloo lanes."""
     options, pp = job.options, job.world
     vp, count = int(options["vp"]), int(options["micro_batches"])
-    config = RunConfig(**_parallel(pp, vp, count, str(options["schedule"])))
+    settings = (
+        f"model.layers={pp * vp}", f"parallel.pp={pp}", f"parallel.vp={vp}",
+        f"parallel.schedule={options['schedule']}", f"launch.ranks_per_node={pp}",
+        f"train.global_batch_size={count}",
+    )  # fmt: skip
+    config = load(RunConfig, overrides=settings)
     computed = generate(options["schedule"], pp=pp, vp=vp, num_micro_batches=count)
     actions = lower(computed).ranks[job.rank]
     elements, forward_s = int(options["message_bytes"]) // 4, float(options["forward_s"]) / vp
@@ -103,9 +103,10 @@ def our_step(job: Job) -> Callable[[], None]:
     def data(pipeline: Pipeline, _: Action) -> None:
         pipeline.batches = [tokens] * count
 
-    def step() -> None:
+    def step(_: int) -> float:
         _pass(actions, chunks, groups, data)
         groups.every_rank.all_reduce(torch.zeros(1)).wait()
+        return 0.0
 
     return step
 
@@ -128,17 +129,6 @@ def _pass(
         check=groups.channels.check,
         before_compute=lambda _: None,
     ).run()
-
-
-def _parallel(pp: int, vp: int, count: int, schedule: str) -> dict[str, Any]:
-    from headway.trainer.config import LaunchConfig, ModelConfig, ParallelConfig, TrainConfig
-
-    return {
-        "model": ModelConfig(layers=pp * vp),
-        "parallel": ParallelConfig(pp=pp, vp=vp, schedule=schedule),  # type: ignore[arg-type]
-        "launch": LaunchConfig(ranks_per_node=pp),
-        "train": TrainConfig(global_batch_size=count),
-    }
 
 
 class _Nap(torch.autograd.Function):
@@ -166,7 +156,7 @@ class _Stage(nn.Module):
         return y
 
 
-def torch_step(job: Job) -> Callable[[], None]:
+def torch_step(job: Job) -> Step:
     """One step of torch's schedule; its input wants no gradient, as tokens would not."""
     connect(job)
     options, pp = job.options, job.world
@@ -191,11 +181,12 @@ def torch_step(job: Job) -> Callable[[], None]:
     schedule = make(stages if vp > 1 else stages[0], count, loss_fn=lambda y, _: y[0, 0] * 1.0)
     tokens, labels = torch.zeros(count, elements), torch.zeros(count, 1)
 
-    def step() -> None:
+    def step(_: int) -> float:
         schedule.step(
             *([tokens] if 0 in ids else []),
             **({"target": labels} if pp * vp - 1 in ids else {}),
         )
         torch.distributed.barrier()
+        return 0.0
 
     return step

@@ -6,10 +6,12 @@ library prints goes to stderr. Between turns a worker waits for input and uses n
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -18,11 +20,13 @@ class Finished(BaseException):
     """There are no more orders. Not an ``Exception``: no step may take it for a failure."""
 
 
-class Turns:
-    """Call ``begin`` before the first step and ``done`` after each; both wait for the next order.
+Step = Callable[[int], float | None]
+"""Makes one step, whose number it is given; the loss, None on a process that does not have it."""
 
-    Both raise ``Finished`` when the measurement is over.
-    """
+
+class Turns:
+    """``play`` makes steps in turns. Who is called back after each step instead calls ``ready``,
+    ``begin`` and ``done`` itself; these raise ``Finished`` when the measurement is over."""
 
     def __init__(self) -> None:
         self._out = os.fdopen(os.dup(1), "w")
@@ -32,10 +36,20 @@ class Turns:
         self._cpu_s = 0.0
         self._ends: list[float] = []
         self._losses: list[float | None] = []
+        self.facts: dict[str, Any] = {}
+        """More to report after the next turn."""
 
-    def ready(self, **facts: Any) -> None:
-        """Report that everything is imported; ``begin`` comes after building."""
-        self.send({"ready": True, "resident_kib": memory_kib("VmRSS"), **facts})
+    def play(self, build: Callable[[], Step]) -> None:
+        """Build what makes the steps once the first turn has come, and make them."""
+        self.ready()
+        self.begin()
+        step = build()
+        for number in itertools.count():
+            self.done(step(number))
+
+    def ready(self) -> None:
+        """Report that everything is imported; ``begin`` comes before building."""
+        self.send({"ready": True, "resident_kib": memory_kib("VmRSS")})
 
     def begin(self) -> None:
         """Wait for the first order."""
@@ -59,6 +73,7 @@ class Turns:
                 "losses": self._losses,
                 "cpu_s": cpu_s,
                 "peak_kib": memory_kib("VmHWM"),
+                "facts": self.facts,
             }
         )
         self._next_order()
