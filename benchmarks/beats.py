@@ -214,15 +214,24 @@ def until_running(
     executors: Sequence[Node], inbox: Inbox, holder: Holder, cluster: ClusterFolder
 ) -> None:
     """Play the executors until every rank runs."""
-    keys = cluster.key_of("console")
-    with Client(holder.endpoint, keys=keys, server_key=holder.server_key.encode()) as console:
+    with console_of(holder, cluster) as console:
 
         def is_running() -> bool:
             turn(executors, inbox)
-            status = console.call(GetStatus(num_ranks=0), Status, timeout_s=60.0)
-            return status.phase == "running"
+            return phase_of(console) == "running"
 
         assert wait_until(is_running, 300.0, every_s=0.01), "the run does not begin"
+
+
+def console_of(holder: Holder, cluster: ClusterFolder) -> Client:
+    """A console's connection to the driver."""
+    keys, server_key = cluster.key_of("console"), holder.server_key.encode()
+    return Client(holder.endpoint, keys=keys, server_key=server_key)
+
+
+def phase_of(console: Client) -> str:
+    """What the driver reports."""
+    return console.call(GetStatus(num_ranks=0), Status, timeout_s=60.0).phase
 
 
 def turn(executors: Sequence[Node], inbox: Inbox) -> None:

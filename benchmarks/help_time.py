@@ -42,28 +42,23 @@ def subcommands(group: Any = None, path: tuple[str, ...] = ()) -> dict[str, list
     return found
 
 
-def measure(command: list[str], num_starts: int) -> list[tuple[float, float]]:
-    """(wall, processor) seconds of each start,
-    after one that is not counted (it fills the page cache).
+def measure(command: list[str], num_starts: int) -> dict[str, Any]:
+    """Median wall and processor seconds of a start, and every wall time, after one that is not
+    counted (it fills the page cache).
 
-    On a busy machine only the second figure means something.
+    On a busy machine only the processor's time means something.
     """
-    spans = []
+    wall, processor = [], []
     for _ in range(num_starts + 1):
         before, begun = resource.getrusage(resource.RUSAGE_CHILDREN), time.perf_counter()
         subprocess.run([*command, "--help"], check=True, stdout=subprocess.DEVNULL)
-        wall, after = time.perf_counter() - begun, resource.getrusage(resource.RUSAGE_CHILDREN)
-        spans.append((wall, after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime))
-    return spans[1:]
-
-
-def row(spans: list[tuple[float, float]]) -> dict[str, object]:
-    """Medians, and every wall time."""
-    wall, processor = ([span[k] for span in spans] for k in (0, 1))
+        wall.append(time.perf_counter() - begun)
+        after = resource.getrusage(resource.RUSAGE_CHILDREN)
+        processor.append(after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime)
     return {
-        "median": round(statistics.median(wall), 4),
-        "median_cpu": round(statistics.median(processor), 4),
-        "all": [round(span, 4) for span in wall],
+        "median": round(statistics.median(wall[1:]), 4),
+        "median_cpu": round(statistics.median(processor[1:]), 4),
+        "all": [round(span, 4) for span in wall[1:]],
     }
 
 
@@ -72,7 +67,7 @@ def main() -> int:
     options = parser(__doc__)
     options.add_argument("--starts", type=int, default=5)
     given = options.parse_args()
-    rows = {name: row(measure(words, given.starts))
+    rows = {name: measure(words, given.starts)
             for name, words in (COMMANDS | subcommands()).items()}  # fmt: skip
     write(given.out, unit="s", limit=LIMIT_S, starts=given.starts, commands=rows)
     for name, facts in rows.items():

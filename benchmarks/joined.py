@@ -11,12 +11,11 @@ finds there. A successor of the first node's executor beats, but does not lead.
 
 from __future__ import annotations
 
-import contextlib
 import os
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -27,10 +26,8 @@ from headway.common.node.run_dir import NodePaths
 from headway.common.node.testing import private_roots
 from headway.common.paces import FOLDER_LOOK_S
 from headway.common.polling import wait_until
-from headway.common.wire.client import Client
 from headway.common.wire.keys import KeyPair
 from headway.common.wire.message import Message
-from headway.common.wire.messages.driver import GetStatus, Status
 from headway.common.wire.messages.executor import DriverBeat
 from headway.controller.executor.clock_offset import ClockOffset
 from headway.controller.executor.election import LeaseCandidate
@@ -40,7 +37,16 @@ from headway.launch.cluster import ClusterFolder
 from headway.launch.lease.file import Holder, LeaseView
 from headway.testkit.trainer.driver_place import JoinedPlace
 
-from benchmarks.beats import Inbox, Node, configuration, cores, turn, until_running
+from benchmarks.beats import (
+    Inbox,
+    Node,
+    configuration,
+    console_of,
+    cores,
+    phase_of,
+    turn,
+    until_running,
+)  # fmt: skip
 from benchmarks.report import finish, parser
 
 JOIN_LIMIT_S, LIMIT_CORES, HEAL_LIMIT_S = 30.0, 0.3, 5.0
@@ -167,24 +173,15 @@ class Healing:
         self._until("listens_s", lambda: self._holder().epoch == epoch)
         self._until("found_s", lambda: all(one._follows == epoch for one in self._executors))
         self._until("answered_s", lambda: all(one.epoch == epoch for one in self._executors))
-        with self._console() as console:
-            question = GetStatus(num_ranks=0)
-            self._until(
-                "healed_s", lambda: console.call(question, Status, timeout_s=60).phase == "running"
-            )
+        holder = self._holder()
+        with console_of(holder, self._rig.clusters[holder.node]) as console:
+            self._until("healed_s", lambda: phase_of(console) == "running")
         assert self.driver is not None
         used = psutil.Process(self.driver.pid).cpu_times()
         self.driver_cpu_s = used.user + used.system
 
     def _holder(self) -> Holder:
         return self._rig.look().holder or self._former
-
-    @contextlib.contextmanager
-    def _console(self) -> Iterator[Client]:
-        holder = self._holder()
-        keys = self._rig.clusters[holder.node].key_of("console")
-        with Client(holder.endpoint, keys=keys, server_key=holder.server_key.encode()) as console:
-            yield console
 
     def _until(self, name: str, is_reached: Callable[[], bool]) -> None:
         def is_over() -> bool:

@@ -94,25 +94,24 @@ def main(arguments: Sequence[str] | None = None) -> None:
     known.add_argument("--optimizer", choices=[*RATES], help="leave the other one out")
     options = known.parse_args(arguments)
     torch.set_num_threads(options.threads)
-    rows: list[dict[str, Any]] = []
+    rows, table = list[dict[str, Any]](), ["optimizer  batch  best lr  validation loss"]
     lists = {name: r for name, r in RATES.items() if options.optimizer in (None, name)}
     for optimizer, rates in lists.items():
         for batch in (BASE * factor for factor in FACTORS):
+            found = []
             for lr in rates:
                 config = configuration(optimizer, batch, lr, options.samples, options.data)
                 began_s = time.monotonic()
-                curve = losses(config)
-                row = {"optimizer": optimizer, "batch": batch, "lr": lr, "loss": curve[-1][1]}
-                row["curve"] = [loss for _, loss in curve]
-                rows.append({**row, "duration_s": round(time.monotonic() - began_s, 1)})
-                print(rows[-1], flush=True)
-    print("optimizer  batch  best lr  validation loss")
-    for optimizer, rates in lists.items():
-        for batch in (BASE * factor for factor in FACTORS):
-            found = [r for r in rows if (r["optimizer"], r["batch"]) == (optimizer, batch)]
+                curve = [loss for _, loss in losses(config)]
+                row = {"optimizer": optimizer, "batch": batch, "lr": lr, "loss": curve[-1]}
+                took_s = round(time.monotonic() - began_s, 1)
+                found.append({**row, "curve": curve, "duration_s": took_s})
+                print(found[-1], flush=True)
             best = min(found, key=lambda row: row["loss"] if row["loss"] == row["loss"] else 1e9)
             mark = "  at the end of the list" if best["lr"] in (rates[0], rates[-1]) else ""
-            print(f"{optimizer:9}  {batch:5}  {best['lr']:7g}  {best['loss']:.4f}{mark}")
+            table.append(f"{optimizer:9}  {batch:5}  {best['lr']:7g}  {best['loss']:.4f}{mark}")
+            rows += found
+    print("\n".join(table))
     write(options.out, samples=options.samples, rows=rows)
 
 

@@ -121,9 +121,7 @@ def _mutant(file: str, kind: str, occurrence: int) -> Mutant | None:
 
 def reasons() -> dict[str, str]:
     """Mutant -> why it may survive."""
-    if not REASONS.exists():
-        return {}
-    rows = tomllib.loads(REASONS.read_text()).get("survivor", [])
+    rows = tomllib.loads(REASONS.read_text())["survivor"]
     return {row["mutant"]: row["reason"] for row in rows}
 
 

@@ -28,7 +28,7 @@ from headway.common.wire.messages.executor import StepMetrics
 from headway.console.live.progress import ProgressReader, read_progress
 from headway.console.run import Run
 from headway.console.testing import SMALL, FakeRun
-from headway.console.widgets import RunConsole
+from headway.console.widgets import RunConsole, RunWatcher
 from headway.console.widgets.picture import Picture
 from headway.console.widgets.picture_reader import PictureReader
 from headway.controller.journal.journal import Journal
@@ -137,7 +137,8 @@ def rows(watched: Watched, times: int) -> dict[str, Any]:
     began = time.perf_counter()
     picture = reader.read()
     found["first_picture_ms"] = round((time.perf_counter() - began) * 1e3, 1)
-    console = shown(picture, run)
+    console = RunConsole(RunWatcher(run))  # not started: it is handed the pictures
+    console.show(picture)
     found["picture"] = measure(reader.read, watched.advance, times)
 
     def both() -> None:
@@ -162,15 +163,6 @@ def rows(watched: Watched, times: int) -> dict[str, Any]:
 
 SENT = ["facts", "update", "ranks"]
 """What changes with every picture."""
-
-
-def shown(picture: Picture, run: Run) -> RunConsole:
-    """The widget, with a session that is not started: the benchmark hands the pictures over."""
-    from headway.console.widgets.watcher import RunWatcher
-
-    console = RunConsole(RunWatcher(run))
-    console.show(picture)
-    return console
 
 
 def size_of(value: Any) -> int:

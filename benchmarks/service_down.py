@@ -74,20 +74,12 @@ def compare(spans: Sequence[Span], steps: Sequence[tuple[int, int]]) -> dict[str
         mine = [span for span in spans if service in (span.service, "all")]
         down = [e - b for b, e in steps if any(b < s.well_ns and e > s.killed_ns for s in mine)]
         quiet = [e - b for b, e in steps if any(b >= s.well_ns and e <= s.until_ns for s in mine)]
-        figures = {
-            name: np.percentile(np.array(x) / 1e9, [50, 99])
-            for name, x in (("down", down), ("quiet", quiet))
-        }
-        rows[service] = {
-            "kills": len(mine),
-            "steps_down": len(down),
-            "steps_quiet": len(quiet),
-            "down_p50_s": figures["down"][0],
-            "down_p99_s": figures["down"][1],
-            "quiet_p50_s": figures["quiet"][0],
-            "quiet_p99_s": figures["quiet"][1],
-            "p99_ratio": figures["down"][1] / figures["quiet"][1],
-        }
+        row: dict[str, float] = {"kills": len(mine)}
+        for name, spans_ns in (("down", down), ("quiet", quiet)):
+            p50_s, p99_s = np.percentile(np.array(spans_ns) / 1e9, [50, 99])
+            row[f"steps_{name}"] = len(spans_ns)
+            row |= {f"{name}_p50_s": p50_s, f"{name}_p99_s": p99_s}
+        rows[service] = {**row, "p99_ratio": row["down_p99_s"] / row["quiet_p99_s"]}
     return rows
 
 

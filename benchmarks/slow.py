@@ -11,7 +11,6 @@ import subprocess
 import sys
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -36,32 +35,27 @@ HOLD_S = 3600
 """The fault lasts until it is ended."""
 
 
-@dataclass(frozen=True)
-class _Headway:
+def _command(run: Run, *words: str) -> list[str]:
     """The command line, as a user has it."""
+    runs = ["--runs-dir", str(run.path.parent)]
+    return [sys.executable, "-m", "headway.console", *words, *runs]
 
-    run: Run
 
-    def start(self, *words: str, out: int) -> subprocess.Popen[str]:
-        argv = [sys.executable, "-m", "headway.console", *words]
-        argv += ["--runs-dir", str(self.run.path.parent)]
-        return subprocess.Popen(argv, stdout=out, stderr=subprocess.STDOUT, text=True)
-
-    def __call__(self, *words: str) -> str:
-        started = self.start(*words, out=subprocess.PIPE)
-        output, _ = started.communicate(timeout=120)
-        assert started.returncode == 0, output
-        return output
+def _headway(run: Run, *words: str) -> str:
+    out, err = subprocess.PIPE, subprocess.STDOUT
+    words_of = _command(run, *words)
+    done = subprocess.run(words_of, stdout=out, stderr=err, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stdout
+    return done.stdout
 
 
 class _Watch:
     """A ``headway watch``, whose output is kept in a file."""
 
-    def __init__(self, headway: _Headway, file: Path) -> None:
-        self._file = file
+    def __init__(self, run: Run, file: Path) -> None:
+        self._file, words = file, _command(run, "watch", run.name, "--every", "1")
         with file.open("w") as out:
-            words = ("watch", headway.run.name, "--every", "1")
-            self._process = headway.start(*words, out=out.fileno())
+            self._process = subprocess.Popen(words, stdout=out, stderr=subprocess.STDOUT)
 
     def count(self, text: str) -> int:
         return self._file.read_text().count(text)
@@ -77,18 +71,21 @@ def _step(run: Run) -> int:
 
 def slow_down(rig: Rig, run: Run, watch: _Watch, rank: int) -> dict[str, Any]:
     """One fault and its end; steps after which each place has named the rank, -1 if it has not."""
-    headway = _Headway(run)
     said, over = f"rank {rank} computes", f"rank {rank} is as fast"
     before, ended = watch.count(said), watch.count(over)
-    assert said not in headway("status", run.name), "the last fault is not over"
-    headway("inject", run.name, "slow_disk", "--rank", str(rank), "--for", str(HOLD_S), "--yes")
+    assert said not in _headway(run, "status", run.name), "the last fault is not over"
+    _headway(
+        run, "inject", run.name, "slow_disk", "--rank", str(rank), "--for", str(HOLD_S), "--yes"
+    )
     begun, begun_s = _step(run), time.monotonic()
     row: dict[str, Any] = {"rank": rank, "watch": -1, "status": -1, "sentence": ""}
     while -1 in (row["watch"], row["status"]) and _step(run) - begun < GIVE_UP_STEPS:
         if row["watch"] < 0 and watch.count(said) > before:
             row["watch"] = _step(run) - begun
         if row["status"] < 0:
-            lines = [line for line in headway("status", run.name).splitlines() if said in line]
+            lines = [
+                line for line in _headway(run, "status", run.name).splitlines() if said in line
+            ]
             if lines:
                 row["status"], row["sentence"] = _step(run) - begun, lines[0]
         time.sleep(0.2)
@@ -125,7 +122,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     rows: list[dict[str, Any]] = []
     with Rig() as rig:
         run = rig.start("slow", *SHAPE, *given.overrides)
-        watch = _Watch(_Headway(run), rig.folder / "watch")
+        watch = _Watch(run, rig.folder / "watch")
         try:
             healthy(run, LIMIT_STEPS, limit_s=LIMIT_S)
             time.sleep(60 * given.quiet_minutes)

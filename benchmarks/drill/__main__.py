@@ -50,7 +50,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if options.place != "local" and (reason := _missing(options.place)):
         print(f"no separate machines here: {reason}", file=sys.stderr)
         return 2
-    if options.names == ["planned"]:
+    if options.names == ["PLANNED"]:
         ends, failures = planned.report(options.times, options.seed)
         return finish(options.out, failures, "all resumed", ends=ends)
     if options.names:
@@ -70,7 +70,13 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
     options = parser(__doc__)
     add = options.add_argument
-    add("names", nargs="*", metavar="D1..D15|planned", help="scripts; without: a plan of faults")
+    add(
+        "names",
+        nargs="*",
+        type=str.upper,
+        metavar="D1..D15|planned",
+        help="scripts; without: a plan of faults",
+    )
     add("--all", action="store_true", help="all of D1 to D15")
     add("--times", type=int, default=1, help="of each script, with one more seed; ends, of planned")
     add("--control", action="store_true", help="scripts without their fault")
@@ -83,12 +89,10 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
     add("--corpus", type=Path, default=Path("data/stdlib"), help="of runs with a plan")
     add("--set", action="append", default=[], dest="overrides", metavar="TABLE.KEY=VALUE")
     found = options.parse_args(argv)
-    found.names = list(DRILLS) if found.all else [name.lower() for name in found.names]
-    found.names = [name.upper() if name != "planned" else name for name in found.names]
-    if unknown := [name for name in found.names if name not in {*DRILLS, "planned"}]:
+    found.names = list(DRILLS) if found.all else found.names
+    unknown = [name for name in found.names if name not in DRILLS]
+    if unknown and found.names != ["PLANNED"]:
         options.error(f"unknown {unknown}: there are {', '.join(DRILLS)}, and planned alone")
-    if "planned" in found.names and len(found.names) > 1:
-        options.error("planned is played alone")
     if found.only and found.place != "slurm":
         try:
             named(found.only)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import time
 from collections.abc import Callable, Collection, Iterator
 from typing import Any
@@ -12,6 +13,7 @@ import psutil
 from headway.common.errors import DeadlineError, HeadwayError
 from headway.common.node.process import ProcessId
 from headway.common.node.run_dir import ENV_NODE, ENV_RUN_ID, NodePaths
+from headway.common.polling import wait_until
 from headway.common.wire.messages.driver import Status
 from headway.console.run import TERMINAL_OUTCOMES, Run
 from headway.controller.faults import faults
@@ -178,12 +180,9 @@ def missing_steps(run: Run, steps: int = 0) -> list[int]:
 # ---- waiting ------------------------------------------------------------------------------------
 def seconds_until(condition: Callable[[], Any], limit_s: float) -> float:
     """Poll until it holds; returns the seconds it took, or infinity when it did not in time."""
-    begun = time.monotonic()
-    while not condition():
-        if time.monotonic() - begun > limit_s:
-            return float("inf")
-        time.sleep(0.05)
-    return time.monotonic() - begun
+    begun_s = time.monotonic()
+    is_reached = wait_until(condition, limit_s, every_s=0.05)
+    return time.monotonic() - begun_s if is_reached else math.inf
 
 
 def seconds_to_steps(

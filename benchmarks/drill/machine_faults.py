@@ -26,8 +26,8 @@ from headway.testkit.bed.node import Node
 from headway.testkit.journal import query
 from headway.testkit.machines import Machines
 
-from benchmarks.drill.catalogue import Fault
-from benchmarks.drill.look import home_of
+from benchmarks.drill.catalogue import Fault, Strike
+from benchmarks.drill.look import home_of, node_of, pids_of
 
 STEP_LIMIT_S = 180.0
 RETURN_LIMIT_S = 120.0
@@ -64,11 +64,11 @@ class MachineFaults:
         self._random = random.Random(seed)
         self.strikes: dict[str, Callable[[Fault, Node], Hit]] = {
             "lose": self._power_off,
-            "reboot": self._reboot,
-            "lose_disk": self._lose_disk,
+            "reboot": self._power_off,
+            "lose_disk": self._power_off,
             "drain": self._drain,
-            "partition": self._partition,
-            "cut_control": self._cut_control,
+            "partition": self._cut_off,
+            "cut_control": self._cut_off,
             "cut_fabric": self._cut_fabric,
             "cut_fabric_one_way": self._cut_fabric,
             "delay": self._disturb,
@@ -79,10 +79,15 @@ class MachineFaults:
             "kill": self._signal,
         }
 
-    def hit(self, fault: Fault) -> Hit:
-        """Strike it on the machine, or a machine, of its target."""
-        is_of_driver = fault.target in ("driver", "driver_node")
-        node = self.node(home_of(self.status())) if is_of_driver else self._trains()
+    def hit(self, strike: Strike) -> Hit:
+        """Strike it on the machine of its rank or of the driver, or on one that trains."""
+        fault, self._rank = strike.fault, next(iter(strike.ranks), -1)
+        if strike.ranks:
+            node = self.node(node_of(self.status(), self._rank))
+        elif fault.target in ("driver", "driver_node"):
+            node = self.node(home_of(self.status()))
+        else:
+            node = self._trains()
         return self.strikes[fault.kind](fault, node)
 
     # ---- what the run is like -----------------------------------------------------------------
@@ -136,25 +141,20 @@ class MachineFaults:
         return self.states()[node.index] == "active"
 
     # ---- power, disks, planned ends -----------------------------------------------------------
-    def _power_off(self, _: Fault, node: Node) -> Hit:
+    def _power_off(self, fault: Fault, node: Node) -> Hit:
+        """A reboot is over before anybody notices."""
         has_ranks = self._has_ranks(node)
         node.kill()
-        return Hit(node, has_ranks, lambda: self.machines.boot(node.index))
 
-    def _reboot(self, _: Fault, node: Node) -> Hit:
-        """Before anybody notices."""
-        node.kill()
-        self.machines.boot(node.index)
-        return Hit(node, begins_anew=True)
-
-    def _lose_disk(self, _: Fault, node: Node) -> Hit:
-        node.kill()
-
-        def replace() -> None:
-            shutil.rmtree(node.root / "headway", ignore_errors=True)
+        def boot() -> None:
+            if fault.kind == "lose_disk":
+                shutil.rmtree(node.root / "headway", ignore_errors=True)
             self.machines.boot(node.index)
 
-        return Hit(node, begins_anew=True, undo=replace)
+        if fault.kind == "reboot":
+            boot()
+            return Hit(node, has_ranks)
+        return Hit(node, has_ranks, boot)
 
     def _drain(self, _: Fault, node: Node) -> Hit:
         """With a deadline; the machine comes back by itself afterwards, as under systemd. It may
@@ -168,14 +168,11 @@ class MachineFaults:
         return Hit(node, begins_anew=True, undo=come_back)
 
     # ---- the network --------------------------------------------------------------------------
-    def _partition(self, _: Fault, node: Node) -> Hit:
+    def _cut_off(self, fault: Fault, node: Node) -> Hit:
+        """From all others, or for everything but the ranks' own traffic."""
         has_ranks = self._has_ranks(node)
-        self.machines.partition(node.index)
-        return Hit(node, has_ranks, self.machines.heal)
-
-    def _cut_control(self, fault: Fault, node: Node) -> Hit:
-        has_ranks = self._has_ranks(node)
-        self.machines.cut_control(node.index)
+        cut = self.machines.partition if fault.kind == "partition" else self.machines.cut_control
+        cut(node.index)
         if fault.fences:
             return Hit(node, has_ranks, self.machines.heal)
         # all train on, which shows in the checkpoints: the metrics may come from this machine
@@ -254,9 +251,8 @@ class MachineFaults:
     def _signal(self, fault: Fault, node: Node) -> Hit:
         number, roles = NUMBERS[fault.kind], fault.target.split(" and ")
         if fault.target == "worker":
-            row = self._random.choice(self.status().ranks)
-            node = self.node(row.node)
-            victims = [one for one in node.processes() if _pid_inside(one.pid) == row.pid]
+            pid = pids_of(self.status())[self._rank]
+            victims = [one for one in node.processes() if _pid_inside(one.pid) == pid]
         else:
             victims = [one for one in node.processes() if role_of(one) in roles]
         assert len(victims) >= len(roles), (roles, [role_of(one) for one in node.processes()])

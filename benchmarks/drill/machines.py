@@ -53,7 +53,7 @@ class MachinesRun(MachineFaults, DrilledRun):
 
     def strike(self) -> None:
         """On the machine, or a machine, of the fault's target."""
-        self._hit = self.hit(self.now.fault)
+        self._hit = self.hit(self.now)
         self._machine = self._hit.node.name
         is_anew = self._hit.begins_anew
         generation, step = self.newest()

@@ -82,13 +82,7 @@ def play(rig: Rig, times: int, seed: int) -> list[End]:
             run = _resume(rig, run, end)
         except (HeadwayError, AssertionError) as error:
             end.wrong.append(f"{type(error).__name__}: {error}"[:300])
-        verdict = "; ".join(end.wrong) or "well"
-        print(
-            f"  {number}: {end.kind}, at step {end.step}, committed {end.committed}, resumed at "
-            f"{end.resumed} ({end.source}), ended in {end.ended_s:.1f} s, "
-            f"{'caught' if end.caught else 'missed'}: {verdict}",
-            flush=True,
-        )
+        print(f"  {end}", flush=True)
         ends.append(end)
         if end.wrong and not run.live:
             run = rig.launch("planned", *OVERRIDES)
@@ -150,10 +144,6 @@ def _reach(run: Run, condition: Callable[[Status], bool]) -> None:
     assert look.seconds_until(holds, STRIKE_LIMIT_S) < STRIKE_LIMIT_S, "the run did not get there"
 
 
-def _is_left_by_a_command(_run: Run, _since_s: float) -> bool:
-    return True
-
-
 def _has_not_evaluated(run: Run, _since_s: float) -> bool:
     newest_one = "(SELECT MAX(sequence) FROM commands WHERE operation = 'evaluate')"
     return not query(run, f"SELECT loss FROM evaluations WHERE sequence = {newest_one}")
@@ -170,7 +160,8 @@ class Phase:
 
     name: str
     enter: Callable[[Run, Status, random.Random], None]
-    was_caught: Callable[[Run, float], bool] = _is_left_by_a_command
+    was_caught: Callable[[Run, float], bool] = lambda _run, _since_s: True
+    """By default the run leaves it only by a command."""
 
 
 PHASES = (

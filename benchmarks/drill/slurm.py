@@ -107,13 +107,9 @@ class SlurmRun(MachinesRun):
         self.machines.headway("stop", self.run.name)
         self.await_end()
 
-    def await_stopped(self) -> None:
-        """Until it is over."""
-        self.until(lambda: self.machines.status(self.run.name)["phase"] == "stopped", "no end")
-
     def await_end(self) -> dict[str, Any]:
-        """Wait until only the shared folder is left of the run; returns its newest checkpoint,
-        which must be of its last step."""
+        """Wait until only the shared folder is left of a run that has stopped; returns its newest
+        checkpoint, which must be of its last step."""
         self.slurm.wait_for_empty_queue(STEP_LIMIT_S)
         self.until(lambda: not self._remains(), "no end of all")
         found: list[CheckpointInfo] = []
@@ -236,7 +232,7 @@ def _struck(run: SlurmRun, fault: Fault) -> dict[str, Any]:
 
 
 def _ended(run: SlurmRun, began_s: float) -> dict[str, Any]:
-    run.await_stopped()
+    run.until(lambda: run.machines.status(run.run.name)["phase"] == "stopped", "no end")
     return {"stopped_after_s": round(time.monotonic() - began_s, 1), **run.await_end()}
 
 

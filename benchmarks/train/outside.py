@@ -17,7 +17,7 @@ from pathlib import Path
 
 from benchmarks.train.report import Options
 from benchmarks.train.shapes import Shape
-from benchmarks.train.sides import Spec
+from benchmarks.train.sides import Spec, specs
 
 ALONE = ("litgpt", "megatron-core", "torchtitan", "lightning", "torchmetrics", "pytorch-lightning")
 """Installed without dependencies, because those would replace torch."""
@@ -31,33 +31,16 @@ def litgpt_specs(
     options: Options, shape: Shape, *, threads: int, micros: Sequence[int]
 ) -> list[Spec]:
     """litgpt's ``GPT``, compiled."""
-    precision = "autocast" if options.is_narrow else "fp32"
-    return [
-        Spec(
-            f"litgpt micro={micro}",
-            "benchmarks.train.peer_litgpt:run",
-            shape.to_dict(),
-            threads=threads,
-            options={"micro": micro, "precision": precision, "compile": options.compiles},
-            python=options.peers,
-        )
-        for micro in micros
-    ]
+    run = "benchmarks.train.peer_litgpt:run"
+    how = {"precision": "autocast" if options.is_narrow else "fp32", "compile": options.compiles}
+    return specs("litgpt", run, shape, micros, threads=threads, python=options.peers, **how)
 
 
 def megatron_specs(options: Options, shape: Shape, *, world: int) -> list[Spec]:
     """megatron-core's ``GPTModel`` with tensor parallelism."""
-    return [
-        Spec(
-            f"megatron-core micro={micro}",
-            "benchmarks.train.peer_megatron:run",
-            shape.to_dict(),
-            world,
-            options={"micro": micro, "precision": options.dtype},
-            python=options.peers,
-        )
-        for micro in (shape.batch, shape.batch // 2)
-    ]
+    run, micros = "benchmarks.train.peer_megatron:run", (shape.batch, shape.batch // 2)
+    how = {"python": options.peers, "precision": options.dtype}
+    return specs("megatron-core", run, shape, micros, world=world, **how)
 
 
 def torchtitan_error(options: Options) -> str:

@@ -10,11 +10,12 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from benchmarks.train.shapes import Shape
 from benchmarks.train.zygote import Forked, is_active
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -42,6 +43,23 @@ class Spec:
     threads: int = 1
     options: Mapping[str, Any] = field(default_factory=dict)
     python: str = sys.executable
+
+
+def specs(
+    name: str,
+    run: str,
+    shape: Shape,
+    micros: Sequence[int],
+    *,
+    world: int = 1,
+    threads: int = 1,
+    python: str = sys.executable,
+    **options: Any,
+) -> list[Spec]:
+    """One for each size of a micro-batch."""
+    how = {micro: {"micro": micro, **options} for micro in micros}
+    facts = (run, shape.to_dict(), world, threads)
+    return [Spec(f"{name} micro={micro}", *facts, how[micro], python) for micro in micros]
 
 
 @dataclass(frozen=True)
@@ -182,11 +200,6 @@ class Team:
         return SideFailed(f"{why}{last}")
 
 
-@contextlib.contextmanager
-def team(spec: Spec) -> Iterator[Team]:
+def team(spec: Spec) -> contextlib.closing[Team]:
     """A side for a with block."""
-    made = Team(spec)
-    try:
-        yield made
-    finally:
-        made.close()
+    return contextlib.closing(Team(spec))

@@ -17,7 +17,6 @@ from headway.common.plan.schedule.generate import generate
 from headway.common.plan.schedule.lower import lower
 from headway.testkit.trainer.pool import WorkerContext
 from headway.testkit.trainer.training import build_groups
-from headway.trainer.comm.groups import Groups
 from headway.trainer.config import RunConfig
 from headway.trainer.data.batches import MicroBatch
 from headway.trainer.device.recorder import NoRecorder
@@ -103,32 +102,28 @@ def our_step(job: Job) -> Step:
     def data(pipeline: Pipeline, _: Action) -> None:
         pipeline.batches = [tokens] * count
 
+    handlers: dict[Kind, Handler] = {kind: lambda *_: None for kind in OF_STEP}
+    handlers[Kind.DATA] = data
+
     def step(_: int) -> float:
-        _pass(actions, chunks, groups, data)
+        Pipeline(
+            actions,
+            chunks,  # type: ignore[arg-type]
+            groups.pipe,
+            NoRecorder(),
+            step=0,
+            micro_batch_size=1,
+            loss_scale=1.0,
+            train=True,
+            overlap=True,
+            handlers=handlers,
+            check=groups.channels.check,
+            before_compute=lambda _: None,
+        ).run()
         groups.every_rank.all_reduce(torch.zeros(1)).wait()
         return 0.0
 
     return step
-
-
-def _pass(
-    actions: tuple[Action, ...], chunks: list[SleepingChunk], groups: Groups, data: Handler
-) -> None:
-    handlers: dict[Kind, Handler] = {kind: lambda *_: None for kind in OF_STEP}
-    Pipeline(
-        actions,
-        chunks,  # type: ignore[arg-type]
-        groups.pipe,
-        NoRecorder(),
-        step=0,
-        micro_batch_size=1,
-        loss_scale=1.0,
-        train=True,
-        overlap=True,
-        handlers=handlers | {Kind.DATA: data},
-        check=groups.channels.check,
-        before_compute=lambda _: None,
-    ).run()
 
 
 class _Nap(torch.autograd.Function):

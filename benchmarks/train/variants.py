@@ -13,7 +13,7 @@ import torch
 from benchmarks.train.ours import has_setting, initial_weights
 from benchmarks.train.report import Options
 from benchmarks.train.shapes import SHAPES, Shape
-from benchmarks.train.sides import Spec
+from benchmarks.train.sides import Spec, specs
 
 OURS = "benchmarks.train.ours:run"
 PLAIN = "benchmarks.train.peer_plain:run"
@@ -101,16 +101,7 @@ def peer(
 
 def limits(options: Options, shape: Shape, threads: int, micros: Sequence[int]) -> list[Spec]:
     """The products and the attention of a step alone."""
-    return [
-        Spec(
-            f"limit micro={micro}",
-            LIMIT,
-            shape.to_dict(),
-            threads=threads,
-            options={"micro": micro, "dtype": options.dtype},
-        )
-        for micro in micros
-    ]
+    return specs("limit", LIMIT, shape, micros, threads=threads, dtype=options.dtype)
 
 
 def _parse(text: str) -> tuple[str, Any]:
