@@ -171,8 +171,6 @@ class Node:
                     self.client.notify(Relay(node=self.number, store=opened))
             case ToWorker() if message.store_generation >= 0:
                 self.status, self.step = "running", 1
-            case _:
-                pass
 
 
 def configuration(nodes: int) -> RunConfig:

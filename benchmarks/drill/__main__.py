@@ -47,8 +47,9 @@ Launch = Callable[[str, int, int], DrilledRun]
 def main(argv: Sequence[str] | None = None) -> int:
     """Returns 0 when every promise held, else how many did not, 125 at most."""
     options = _parse(argv)
-    if options.place != "local" and (reason := _missing(options.place)):
-        print(f"no separate machines here: {reason}", file=sys.stderr)
+    missing = "" if options.place == "local" else Machines.missing()
+    if missing := missing or (Slurm.missing() if options.place == "slurm" else ""):
+        print(f"no separate machines here: {missing}", file=sys.stderr)
         return 2
     if options.names == ["PLANNED"]:
         ends, failures = planned.report(options.times, options.seed)
@@ -99,10 +100,6 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
         except ValueError as error:
             options.error(str(error))
     return found
-
-
-def _missing(place: str) -> str:
-    return Machines.missing() or (Slurm.missing() if place == "slurm" else "")
 
 
 def _struck(options: argparse.Namespace) -> tuple[str, list[dict[str, Any]], list[str]]:

@@ -7,6 +7,7 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import asdict
+from itertools import groupby
 from typing import Any
 
 from headway.common.errors import HeadwayError
@@ -132,8 +133,5 @@ def drilled(place: DrilledRun, strikes: Sequence[Strike]) -> dict[str, Any]:
 
 def _epochs(run: Run, table: str) -> list[int]:
     """Epochs of the rows of a table of the journal, without repetitions in a row."""
-    found: list[int] = []
-    for (epoch,) in query(run, f"SELECT epoch FROM {table} ORDER BY id"):
-        if found[-1:] != [epoch]:
-            found.append(epoch)
-    return found
+    rows = query(run, f"SELECT epoch FROM {table} ORDER BY id")
+    return [epoch for (epoch,), _ in groupby(rows)]

@@ -23,10 +23,11 @@ class Drill:
     """What is done, what must be true after it, and what it needs."""
 
     act: Callable[[Scene], Report]
-    promise: str
-    limit_s: float = 0.0
+    limit_s: float
     """All ranks must step again within it; 0: it is not about that."""
-    promises: Sequence[Promise] = ()
+    promises: Sequence[Promise]
+    what: str
+    """Its promises, in a sentence."""
     need: str = ""
     """See ``benchmarks.drill.means``."""
 
@@ -39,56 +40,38 @@ class Drill:
 
 
 DRILLS = {
-    "D1": Drill(
-        processes.d1, "A successor with a higher epoch leads; the old leader writes nothing more.",
-        30, [must.epochs_rise]),
-    "D2": Drill(
-        processes.d2, "A locked journal costs nobody anything.",
-        30, [must.same_generation, must.nodes_well, must.one_monitor_listens]),
-    "D3": Drill(
-        state.d3, "A full disk ends no executor, and afterwards all ranks step.",
-        45, [must.executors_live], "mount"),
-    "D4": Drill(
-        state.d4, "A damaged arena is named and not used.",
-        45, [must.from_source("durable", control="arena"), must.arena_named]),
-    "D5": Drill(
-        state.d5, "Flipped bits are named and never become weights.",
-        0, [must.digest_or_refusal]),
-    "D6": Drill(
-        processes.d6, "Ranks of a node that cannot fork run again, there or elsewhere.",
-        75, [], "freezer"),
-    "D7": Drill(
-        processes.d7, "A debugger may look at a rank.",
-        30, [must.same_workers, must.same_generation, must.debugger_attached]),
-    "D8": Drill(
-        processes.d8, "A hung data daemon costs no rank, and is blamed itself.",
-        45, [must.same_workers, must.dataloader_named], "freezer"),
-    "D9": Drill(
-        processes.d9, "A silent executor costs no training, or at most its place until it is back.",
-        45, [must.nodes_well, must.old_worker_ended], "freezer"),
-    "D10": Drill(
-        processes.d10, "A clock that goes back loses no metrics.",
-        0, [must.metrics_continue, must.no_gaps], "clock"),
-    "D11": Drill(
-        state.d11, "A run that is started again over its snapshots repeats one step at most.",
-        60, [must.from_source("arena", control=""), must.one_step_again]),
-    "D12": Drill(
-        processes.d12,
-        "The same exception, repeated, ends the run by name, whichever process dies meanwhile.",
-        0, [must.fails_by_name]),
-    "D13": Drill(
-        state.d13,
-        "Damaged checkpoints end the run by name and stay; once they are repaired it continues.",
-        60, [must.from_source("durable", control="durable"), must.refused_and_kept]),
-    "D14": Drill(
-        state.d14,
-        "Another folder is not taken for the run's own: the run waits for its checkpoints.",
-        45, [must.from_source("durable", control="durable"), must.not_started_over]),
-    "D15": Drill(
-        state.d15,
+    "D1": Drill(processes.d1, 30, [must.epochs_rise],
+        "A successor with a higher epoch leads; the old leader writes nothing more."),
+    "D2": Drill(processes.d2, 30, [must.same_generation, must.nodes_well, must.one_monitor_listens],
+        "A locked journal costs nobody anything."),
+    "D3": Drill(state.d3, 45, [must.executors_live],
+        "A full disk ends no executor, and afterwards all ranks step.", "mount"),
+    "D4": Drill(state.d4, 45, [must.from_source("durable", control="arena"), must.arena_named],
+        "A damaged arena is named and not used."),
+    "D5": Drill(state.d5, 0, [must.digest_or_refusal],
+        "Flipped bits are named and never become weights."),
+    "D6": Drill(processes.d6, 75, [],
+        "Ranks of a node that cannot fork run again, there or elsewhere.", "freezer"),
+    "D7": Drill(processes.d7, 30, [must.same_workers, must.same_generation, must.debugger_attached],
+        "A debugger may look at a rank."),
+    "D8": Drill(processes.d8, 45, [must.same_workers, must.dataloader_named],
+        "A hung data daemon costs no rank, and is blamed itself.", "freezer"),
+    "D9": Drill(processes.d9, 45, [must.nodes_well, must.old_worker_ended],
+        "A silent executor costs no training, or at most its place until it is back.", "freezer"),
+    "D10": Drill(processes.d10, 0, [must.metrics_continue, must.no_gaps],
+        "A clock that goes back loses no metrics.", "clock"),
+    "D11": Drill(state.d11, 60, [must.from_source("arena", control=""), must.one_step_again],
+        "A run that is started again over its snapshots repeats one step at most."),
+    "D12": Drill(processes.d12, 0, [must.fails_by_name],
+        "The same exception, repeated, ends the run by name, whichever process dies meanwhile."),
+    "D13": Drill(state.d13, 60, [must.from_source("durable", "durable"), must.refused_and_kept],
+        "Damaged checkpoints end the run by name and stay; once they are repaired it continues."),
+    "D14": Drill(state.d14, 45, [must.from_source("durable", "durable"), must.not_started_over],
+        "Another folder is not taken for the run's own: the run waits for its checkpoints."),
+    "D15": Drill(state.d15, 45, [must.same_workers, must.same_generation, must.nodes_well,
+                                 must.steps_meanwhile, must.no_gaps],
         "While its folder hangs a run trains on and loses neither a process nor a metric.",
-        45, [must.same_workers, must.same_generation, must.nodes_well, must.steps_meanwhile,
-             must.no_gaps], "frozen disk"),
+        "frozen disk"),
 }  # fmt: skip
 
 
@@ -122,7 +105,7 @@ def report(
                     traceback.print_exc()
                     wrong = [f"{type(error).__name__}: {error}"[:300]]
                 verdict = "FAIL" if wrong else "PASS"
-                kept = "all is well without the fault" if control else DRILLS[name].promise
+                kept = "all is well without the fault" if control else DRILLS[name].what
                 what = "; ".join(wrong) or kept
             print(f"{verdict} {title} ({time.monotonic() - begun:.0f} s): {what}", flush=True)
             rows.append({"drill": name, "seed": seed, "verdict": verdict, "what": what})

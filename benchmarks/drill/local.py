@@ -8,7 +8,7 @@ import random
 import signal
 import statistics
 import time
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 from headway.common.errors import DeadlineError, HeadwayError
@@ -66,7 +66,9 @@ class LocalRun(DrilledRun):
         """Once it is healthy; beside a ready spare, or with a median of step times, where the fault
         is about that."""
         status, fault = look.healthy(self.run, 2), self.now.fault
-        if fault.limit_s and not wait_until(self._has_ready_spare, LOST_LIMIT_S, every_s=0.2):
+        if fault.limit_s and not self._await_status(
+            lambda status: "spare" in status.nodes.values() and not status.troubles
+        ):
             raise DeadlineError(f"no spare is ready for {self.now}")
         return look.healthy(self.run, status.step + STEPS_BETWEEN) if fault.blames else status
 
@@ -170,7 +172,7 @@ class LocalRun(DrilledRun):
         strike.victims = strike.fallen = self._pids(strike.ranks)
         self._gone = node
         if strike.fault.kind == "evict":
-            wait_until(lambda: "spare" in self.run.status().nodes.values(), LOST_LIMIT_S)
+            self._await_status(lambda status: "spare" in status.nodes.values())
             self.run.evict(node)
         else:
             LocalEngine(self.cluster).lose_node(node)
@@ -240,7 +242,7 @@ class LocalRun(DrilledRun):
     def row(self) -> dict[str, Any]:
         """Once all nodes are well: who was replaced, and the times of the recovery."""
         before, strike = self.before, self.now
-        wait_until(self._nodes_are_well, LOST_LIMIT_S, every_s=0.2)
+        self._await_status(lambda status: set(status.nodes.values()) <= look.WELL)
         late = STEPS_BETWEEN if strike.fault.blames else 0
         after = look.healthy(self.run, look.healthy(self.run).step + late)
         return {
@@ -269,14 +271,8 @@ class LocalRun(DrilledRun):
             "named_s": min((one.unix_s for one in silences), default=0.0) - struck_unix_s,
         }
 
-    def _has_ready_spare(self) -> bool:
-        status = look.status_of(self.run)
-        return status is not None and "spare" in status.nodes.values() and not status.troubles
-
-    def _nodes_are_well(self) -> bool:
-        with contextlib.suppress(HeadwayError):
-            return set(self.run.status(timeout_s=2.0).nodes.values()) <= look.WELL
-        return False
+    def _await_status(self, condition: Callable[[Status], bool]) -> bool:
+        return wait_until(lambda: look.reports(self.run, condition), LOST_LIMIT_S, every_s=0.2)
 
     def _recovery_times(self, struck_at_s: float, until_s: float) -> dict[str, float]:
         """Seconds from the strike to: the fence (detect), the new generation (decide), restored

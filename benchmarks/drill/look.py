@@ -83,6 +83,12 @@ def status_of(run: Run) -> Status | None:
     return None
 
 
+def reports(run: Run, condition: Callable[[Status], bool]) -> bool:
+    """Whether the driver answers, with a status of which ``condition`` holds."""
+    status = status_of(run)
+    return status is not None and condition(status)
+
+
 def home_of(status: Status) -> int:
     """The node of the driver."""
     return next(node for node, names in status.services.items() if "driver" in names)

@@ -63,20 +63,13 @@ class MachineFaults:
         self.machines, self.run = machines, Run(machines.runs / name)
         self._random = random.Random(seed)
         self.strikes: dict[str, Callable[[Fault, Node], Hit]] = {
-            "lose": self._power_off,
-            "reboot": self._power_off,
-            "lose_disk": self._power_off,
+            **dict.fromkeys(("lose", "reboot", "lose_disk"), self._power_off),
+            **dict.fromkeys(("partition", "cut_control"), self._cut_off),
+            **dict.fromkeys(("cut_fabric", "cut_fabric_one_way"), self._cut_fabric),
+            **dict.fromkeys(("delay", "limit", "flap"), self._disturb),
+            **dict.fromkeys(("stop", "kill"), self._signal),
             "drain": self._drain,
-            "partition": self._cut_off,
-            "cut_control": self._cut_off,
-            "cut_fabric": self._cut_fabric,
-            "cut_fabric_one_way": self._cut_fabric,
-            "delay": self._disturb,
-            "limit": self._disturb,
-            "flap": self._disturb,
             "freeze": self._freeze,
-            "stop": self._signal,
-            "kill": self._signal,
         }
 
     def hit(self, strike: Strike) -> Hit:

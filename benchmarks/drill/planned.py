@@ -137,11 +137,8 @@ def _first_step(run: Run, status: Status, rng: random.Random) -> None:
 
 
 def _reach(run: Run, condition: Callable[[Status], bool]) -> None:
-    def holds() -> bool:
-        status = look.status_of(run)
-        return status is not None and condition(status)
-
-    assert look.seconds_until(holds, STRIKE_LIMIT_S) < STRIKE_LIMIT_S, "the run did not get there"
+    took_s = look.seconds_until(lambda: look.reports(run, condition), STRIKE_LIMIT_S)
+    assert took_s < STRIKE_LIMIT_S, "the run did not get there"
 
 
 def _has_not_evaluated(run: Run, _since_s: float) -> bool:

@@ -65,12 +65,11 @@ def d9(scene: Scene) -> Report:
     """Freeze an executor for 30 s while a spare is ready."""
     scene.launch(more=40)
     run, before, away = scene.run, scene.before, scene.away
-    look.seconds_until(lambda: "spare" in (look.status_of(run) or before).nodes.values(), 20.0)
+    look.seconds_until(lambda: look.reports(run, lambda s: "spare" in s.nodes.values()), 20.0)
     old = scene.worker(away.rank)
     scene.last("freeze", [scene.parts(away.node).services["executor"]], 30.0)
     scene.recover(lambda s: set(s.nodes.values()) <= look.WELL)
-    status = look.status_of(run)
-    if status is None or status.generation != before.generation:
+    if not look.reports(run, lambda s: s.generation == before.generation):
         look.seconds_until(lambda: not old.alive(), 15.0)
     return scene.end(old_worker_lives=old.alive())
 

@@ -47,12 +47,7 @@ def d5(scene: Scene) -> Report:
     run.wait_applied(run.pause())
     _damage(scene, "flipped_snapshot_bit", rank)
     scene.worker(rank).kill()
-
-    def has_recovered() -> bool:
-        status = look.status_of(run)
-        return status is not None and status.generation > generation
-
-    look.seconds_until(has_recovered, 45.0)
+    look.seconds_until(lambda: look.reports(run, lambda s: s.generation > generation), 45.0)
     run.resume()
     run.wait(180.0)
     report = scene.end(words=DAMAGE_WORDS, outcomes=("finished",))

@@ -82,12 +82,9 @@ def curves(options: Options, folder: Path, best: dict[str, Any]) -> dict[str, An
         ),
     ]
     named = {spec.name: spec for spec in specs}
-    mine = best.get("headway", specs[0].name)
-    theirs = best.get("torch", specs[-1].name)
-    chosen = {
-        "headway": named.get(mine, specs[0]),
-        "torch": named.get(theirs, specs[-1]),
-    }
+    first, last = specs[0], specs[-1]
+    chosen = {"headway": named.get(best.get("headway"), first)}
+    chosen["torch"] = named.get(best.get("torch"), last)
     return compare_curves(chosen, 4 if options.tiny else CURVE_STEPS)
 
 

@@ -63,12 +63,8 @@ def make(folder: Path) -> None:
     """Create the environment."""
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", folder], check=True)
     python = folder / "bin" / "python"
-    where = subprocess.run(
-        [python, "-c", "import sysconfig; print(sysconfig.get_path('purelib'))"],
-        capture_output=True,
-        text=True,
-        check=True,
-    ).stdout.strip()
+    code = "import sysconfig; print(sysconfig.get_path('purelib'))"
+    where = subprocess.check_output([python, "-c", code], text=True).strip()
     ours = sysconfig.get_path("purelib")
     # addsitedir, because our own packages are listed in .pth files there
     line = f"import site; site.addsitedir({ours!r})\n"

@@ -60,7 +60,8 @@ def compare(
                 cpu[group].append(turn.cpu_s / turn.steps)
                 sides[group]["peak_kib"] = turn.peak_kib
     for group, seconds in times.items():
-        tokens = _tokens(chosen[group].spec)
+        shape = chosen[group].spec.shape
+        tokens = int(shape.get("batch", 0) * shape.get("seq", 0))
         sides[group] |= summary(seconds, tokens) | {"cpu_s": [round(s, 4) for s in cpu[group]]}
     return {"sides": sides, "ratios": ratios(times, ours), "failed": failed}
 
@@ -132,10 +133,6 @@ def ratios(times: Mapping[str, Sequence[float]], ours: str) -> dict[str, Any]:
                 "median": round(statistics.median(values), 3),
             }
     return found
-
-
-def _tokens(spec: Spec) -> int:
-    return int(spec.shape.get("batch", 0) * spec.shape.get("seq", 0))
 
 
 def _say(line: str) -> None:

@@ -15,8 +15,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from benchmarks.train import zygote
 from benchmarks.train.shapes import Shape
-from benchmarks.train.zygote import Forked, is_active
+from benchmarks.train.zygote import Forked
 
 ROOT = Path(__file__).resolve().parents[2]
 ANSWER_LIMIT_S = 400.0
@@ -134,7 +135,7 @@ class Team:
 
     def _start(self, rank: int) -> Process:
         spec = self.spec
-        process = Forked(self._log) if is_active() else self._fresh()
+        process = Forked(self._log) if zygote.is_active else self._fresh()
         common = {name: getattr(spec, name) for name in OF_JOB}
         job = {**common, "rank": rank, "folder": self._folder.name}
         self._write(process, json.dumps(job) + "\n")

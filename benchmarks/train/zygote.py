@@ -17,7 +17,8 @@ from unittest.mock import patch
 MODULES = ("limit", "ours", "peer_pipe", "peer_plain", "peer_tensor", "sleepers", "worker")
 ENVIRONMENT = {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
 _context = multiprocessing.get_context("forkserver")
-_is_active = False
+is_active = False
+"""Whether teams use forked workers now."""
 
 
 class Forked:
@@ -51,19 +52,14 @@ class Forked:
 @contextlib.contextmanager
 def forked_workers() -> Iterator[None]:
     """Every team started inside uses forked workers."""
-    global _is_active
+    global is_active
     _context.set_forkserver_preload([f"benchmarks.train.{name}" for name in MODULES])
     with patch.dict(os.environ, ENVIRONMENT):
-        _is_active = True
+        is_active = True
         try:
             yield
         finally:
-            _is_active = False
-
-
-def is_active() -> bool:
-    """Whether teams use forked workers now."""
-    return _is_active
+            is_active = False
 
 
 def _work(*ends: Connection) -> None:
