@@ -6,6 +6,7 @@ The report of a scripted drill has ``faulty``: False for a control, the same wit
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -50,7 +51,8 @@ def of_fault(row: Report, redone_steps: dict[str, int]) -> list[str]:
         wrong.append(f"ranks {row['survivors_with_new_pid']} changed pid")
     wrong += ill(row.get("nodes", {}))
     if row.get("limit_s"):
-        wrong += late(row, "healthy_s", row["limit_s"], "all ranks stepping")
+        row = {"first_step_s": math.inf, **row}
+        wrong += late(row, "first_step_s", row["limit_s"], "all ranks stepping")
     if (row.get("limit_s") or "blamed" in row) and len(row["generations"]) != 1:
         wrong.append(f"generations {row['generations']} began, not one")
     if row.get("blamed", row.get("ranks")) != row.get("ranks"):

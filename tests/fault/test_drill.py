@@ -178,5 +178,20 @@ def test_the_judge_wants_the_witness_watched_to_the_end() -> None:
     assert "not watched" in line
 
 
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"first_step_s": 13.0}, "all ranks stepping not within 12 s"),
+        ({"generations": [1, 2]}, "generations [1, 2] began, not one"),
+    ],
+)
+def test_the_judge_holds_a_stopped_node_to_its_limit(change: dict[str, Any], words: str) -> None:
+    row = {**ROW, "fault": "stop node", "cost": "checkpoint", "limit_s": 12.0, "generations": [1]}
+    good = {**row, "first_step_s": 3.0}
+    assert _judge({"faults": [good], "num_faults": 1}) == []
+    assert _judge({"faults": [{**good, **change}], "num_faults": 1}) == [f"stop node: {words}"]
+    assert "not within 12 s" in _judge({"faults": [row], "num_faults": 1})[0]
+
+
 def test_the_judge_refuses_a_run_that_did_not_finish() -> None:
     assert _judge({"outcome": "stopped"}) == ["outcome stopped"]
