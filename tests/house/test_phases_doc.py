@@ -9,7 +9,7 @@ from headway.common.decide import Action
 from headway.controller.decisions.phases.transitions import TRANSITIONS, ImpossibleTransitionError
 from headway.controller.decisions.state import PHASES, RunState
 from headway.testkit.phases import renewed
-from headway.testkit.trainer.by_hand import Hand
+from headway.testkit.simulation.by_hand import Hand
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "protocol.md"
 

@@ -14,8 +14,8 @@ from headway.controller.decisions.events import (
     Remember,
 )
 from headway.controller.decisions.restore import Copies, choose_restore
-from headway.testkit.trainer.by_hand import Hand, events, only
-from headway.testkit.trainer.cluster_model.shell import LIMITS
+from headway.testkit.simulation.by_hand import Hand, events, only
+from headway.testkit.simulation.driver import LIMITS
 
 
 def test_a_bad_copy_that_is_found_after_a_peers_report_is_no_failure_of_the_code() -> None:

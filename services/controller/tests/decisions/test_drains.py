@@ -14,7 +14,7 @@ from headway.controller.decisions.events import (
     ReleaseNode,
     Send,
 )
-from headway.testkit.trainer.by_hand import Hand, events, only
+from headway.testkit.simulation.by_hand import Hand, events, only
 
 NOTICE_S = 30.0
 

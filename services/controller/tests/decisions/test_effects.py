@@ -20,8 +20,8 @@ from headway.controller.decisions.events import (
     Remember,
     RestartNode,
 )
-from headway.testkit.trainer.by_hand import Hand, events, only, sent
-from headway.testkit.trainer.cluster_model.shell import LIMITS
+from headway.testkit.simulation.by_hand import Hand, events, only, sent
+from headway.testkit.simulation.driver import LIMITS
 
 
 def _to_beginning() -> tuple[Hand, BeginGeneration]:

@@ -10,10 +10,12 @@ import sys
 import pytest
 from headway.common.decide import Failed
 from headway.controller.decisions.events import Remember
+from headway.controller.decisions.phases.transitions import TRANSITIONS
 from headway.controller.decisions.state import PHASES, RunState
-from headway.testkit.trainer.cluster_model.cluster import FakeCluster
-from headway.testkit.trainer.cluster_model.histories import DISTURBANCES, history, outcomes
+from headway.testkit.simulation.cluster import Cluster
+from headway.testkit.simulation.histories import DISTURBANCES, history, outcomes
 
+NO_SPARE = "is lost and no spare is ready"
 HISTORIES = int(os.environ.get("HEADWAY_HISTORIES", "300"))
 
 
@@ -35,21 +37,27 @@ def test_every_disturbance_alone_is_survived(kind: str) -> None:
         cluster = history(seed, kinds=[kind])
         end = cluster.finished
         assert end is not None
-        is_refusal = kind in ("verdict", "machine") or "cannot be read" in end.detail
+        refusals = {"verdict": "seen in the log", "machine": NO_SPARE, "evict": NO_SPARE}
+        is_refusal = refusals.get(kind, "cannot be read") in end.detail
         assert end.outcome == "finished" or is_refusal, end
 
 
 def test_histories_pass_through_every_phase_and_most_events() -> None:
     """Otherwise they would prove little."""
-    phases, logged = set(), set()
-    chosen = {0: ["flip", "kill"], 1: ["partition"], 2: ["driver"], 6: ["disk", "kill"]}
+    phases, logged, followed = set(), set(), set()
+    chosen = {0: ["flip", "kill"], 1: ["partition"], 2: ["driver"], 3: ["drain"]}
+    chosen[6] = ["disk", "kill"]
     for seed in range(30):
         driver = history(seed, kinds=chosen.get(seed)).driver
+        followed |= driver.state.followed
         state = RunState(driver.start, driver.limits, driver.began_at)
         for event, now in driver.history:
             logged |= {getattr(action, "event", "") for action in state.handle(event, now)}
             phases.add(state.phase)
     assert phases == set(PHASES)
+    assert followed <= TRANSITIONS.keys()
+    usual = {pair for pair in TRANSITIONS if pair[1] not in ("over", "gathering")}
+    assert followed >= {*usual, ("leaving", "gathering"), ("running", "over")}
     assert logged >= {
         "generation",
         "stepping",
@@ -69,10 +77,25 @@ def test_histories_pass_through_every_phase_and_most_events() -> None:
     }
 
 
+def test_in_histories_inits_restart_executors_and_executors_elect_drivers() -> None:
+    clusters = [history(seed, kinds=["executor", "driver"]) for seed in range(5)]
+    nodes = [node for cluster in clusters for node in cluster.nodes.values()]
+    assert max(node.incarnation for node in nodes) > 1
+    assert max(cluster.lease.view.claimed for cluster in clusters) > 1
+    assert len({cluster.driver.host for cluster in clusters}) > 1
+
+
+def test_a_transition_that_the_table_lacks_is_found_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The checks can fail."""
+    monkeypatch.delitem(TRANSITIONS, ("leaving", "gathering"))
+    with pytest.raises(AssertionError, match="no run goes from leaving to gathering"):
+        history(0, kinds=["kill"])
+
+
 def test_a_driver_that_waits_without_a_word_is_found_out(monkeypatch: pytest.MonkeyPatch) -> None:
     """The checks can fail."""
     monkeypatch.setattr(RunState, "_overdue", lambda _: [])
-    cluster = FakeCluster()
+    cluster = Cluster()
     cluster.disk.failing["BeginGeneration"] = "silent"
     with pytest.raises(AssertionError, match="beginning gave no sign for"):
         cluster.run(200)
@@ -80,7 +103,7 @@ def test_a_driver_that_waits_without_a_word_is_found_out(monkeypatch: pytest.Mon
 
 DECISIONS = """
 import hashlib, sys
-from headway.testkit.trainer.cluster_model.histories import history
+from headway.testkit.simulation.histories import history
 digest = hashlib.sha256()
 for seed in (3, 11, 27, 126):
     cluster = history(seed)
@@ -113,6 +136,6 @@ def test_the_events_of_a_driver_give_its_decisions_again() -> None:
 
 
 def test_nothing_is_repeated_for_what_only_failed_to_be_remembered() -> None:
-    cluster = FakeCluster()
+    cluster = Cluster()
     cluster.run(10)
     assert cluster.driver.handle(Failed(Remember(cluster.state.memory), "x"), cluster.now) == []

@@ -19,8 +19,8 @@ from headway.controller.decisions.events import (
     RestartNode,
     Tick,
 )
-from headway.testkit.trainer.by_hand import Hand, events, only, sent
-from headway.testkit.trainer.cluster_model.shell import LIMITS
+from headway.testkit.simulation.by_hand import Hand, events, only, sent
+from headway.testkit.simulation.driver import LIMITS
 
 
 def _lose(hand: Hand, node: int) -> None:

@@ -9,8 +9,8 @@ from headway.common.wire.messages.executor import SaveSnapshots
 from headway.controller.decisions import failures
 from headway.controller.decisions.events import DurableFound, ExecutorEnded, RestartNode
 from headway.controller.decisions.replacing import SAVE_S
-from headway.testkit.trainer.by_hand import Hand, events, only, sent
-from headway.testkit.trainer.cluster_model.shell import LIMITS, RANKS
+from headway.testkit.simulation.by_hand import Hand, events, only, sent
+from headway.testkit.simulation.driver import LIMITS, RANKS
 
 ONE_EACH = {0: 0, 1: 1}
 

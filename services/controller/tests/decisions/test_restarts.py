@@ -5,8 +5,8 @@ from __future__ import annotations
 from headway.common.decide import Action, Done, Failed
 from headway.controller.decisions.events import ExecutorEnded, RestartNode
 from headway.controller.decisions.silence import MAX_RESTARTS
-from headway.testkit.trainer.by_hand import Hand
-from headway.testkit.trainer.cluster_model.shell import LIMITS
+from headway.testkit.simulation.by_hand import Hand
+from headway.testkit.simulation.driver import LIMITS
 
 
 def _open(asked: set[int], actions: list[Action]) -> set[int]:

@@ -15,8 +15,8 @@ from headway.controller.decisions.events import (
     Finish,
     Send,
 )
-from headway.testkit.trainer.by_hand import Hand, events, only
-from headway.testkit.trainer.cluster_model.shell import LIMITS
+from headway.testkit.simulation.by_hand import Hand, events, only
+from headway.testkit.simulation.driver import LIMITS
 
 FOUND = DurableFound((10, "step-10"), only=10)
 

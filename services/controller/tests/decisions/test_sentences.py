@@ -22,8 +22,8 @@ from headway.controller.decisions.events import (
     Tick,
 )
 from headway.controller.decisions.invariants import check
-from headway.testkit.trainer.by_hand import Hand, events, only
-from headway.testkit.trainer.cluster_model.shell import LIMITS
+from headway.testkit.simulation.by_hand import Hand, events, only
+from headway.testkit.simulation.driver import LIMITS
 
 
 def test_one_silent_node_has_not_reported_and_two_have_not() -> None:

@@ -16,8 +16,8 @@ from headway.controller.decisions.events import (
     Finish,
     Memory,
 )
-from headway.testkit.trainer.by_hand import Hand, events, only
-from headway.testkit.trainer.cluster_model.shell import LIMITS
+from headway.testkit.simulation.by_hand import Hand, events, only
+from headway.testkit.simulation.driver import LIMITS
 
 FOUND = DurableFound((20, "step-20"))
 BACK = Restore(source="durable", step=20, folder="step-20", skip_to=310)

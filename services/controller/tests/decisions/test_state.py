@@ -12,33 +12,33 @@ from headway.common.wire.messages.driver import Relay, Seals
 from headway.common.wire.messages.executor import KillWorker, ReadSeals, StoreOpened, ToWorker
 from headway.common.wire.messages.worker import Steer
 from headway.controller.decisions.events import BeginGeneration, CommandQueued, DurableFound, Finish
-from headway.testkit.trainer.by_hand import Hand, events, only, sent
-from headway.testkit.trainer.cluster_model.cluster import FakeCluster
-from headway.testkit.trainer.cluster_model.shell import LIMITS
+from headway.testkit.simulation.by_hand import Hand, events, only, sent
+from headway.testkit.simulation.cluster import Cluster
+from headway.testkit.simulation.driver import LIMITS
 
 
 def test_an_undisturbed_run_needs_one_generation_and_finishes() -> None:
-    cluster = FakeCluster()
+    cluster = Cluster()
     cluster.run(100)
     assert cluster.finished == Finish("finished", "")
     assert len(cluster.journal) == 1
-    assert cluster.repeated == []
+    assert cluster.ranks.repeated == []
 
 
 def test_a_killed_worker_costs_one_generation_and_at_most_one_completed_step() -> None:
-    cluster = FakeCluster()
+    cluster = Cluster()
     cluster.run(16)
     survivors = {w.name for w in cluster.members() if w.rank != 2}
-    cluster.kill(next(w for w in cluster.members() if w.rank == 2))
+    next(w for w in cluster.members() if w.rank == 2).kill()
     cluster.run(100)
     assert cluster.finished == Finish("finished", "")
     assert len(cluster.journal) == 2
-    assert len(cluster.repeated) <= 1
+    assert len(cluster.ranks.repeated) <= 1
     assert survivors <= {w.name for w in cluster.members()}
 
 
 def test_a_lost_node_is_replaced_by_the_spare_from_the_durable_step() -> None:
-    cluster = FakeCluster()
+    cluster = Cluster()
     cluster.run(25)
     cluster.lose_node(1)
     cluster.run(200)
@@ -48,7 +48,7 @@ def test_a_lost_node_is_replaced_by_the_spare_from_the_durable_step() -> None:
 
 
 def test_a_lost_node_without_a_spare_ends_the_run_with_a_reason() -> None:
-    cluster = FakeCluster(limits=dataclasses.replace(LIMITS, wait_for_node_s=2.0))
+    cluster = Cluster(limits=dataclasses.replace(LIMITS, wait_for_node_s=2.0))
     cluster.run(10)
     cluster.lose_node(2)
     cluster.run(20)
@@ -60,9 +60,9 @@ def test_a_lost_node_without_a_spare_ends_the_run_with_a_reason() -> None:
 
 
 def test_a_restarted_driver_takes_a_healthy_run_as_it_finds_it() -> None:
-    cluster = FakeCluster()
+    cluster = Cluster()
     cluster.run(16)
-    cluster.new_driver()
+    cluster.driver.process.kill()
     cluster.run(100)
     assert cluster.finished == Finish("finished", "")
     assert len(cluster.journal) == 1
@@ -292,8 +292,8 @@ def test_a_rank_without_progress_is_not_excused_by_the_others() -> None:
 
 
 def test_a_cluster_restores_a_state_that_takes_many_times_the_limit() -> None:
-    cluster = FakeCluster()
-    cluster.restore_s = LIMITS.join_timeout_s
+    cluster = Cluster()
+    cluster.ranks.restore_s = LIMITS.join_timeout_s
     cluster.run(1500)
     assert cluster.finished == Finish("finished", "")
     assert len(cluster.journal) == 1
@@ -349,7 +349,7 @@ def _logged(hand: Hand, **change: Any) -> dict[str, dict[str, Any]]:
 
 
 def test_commands_reach_a_worker_in_order_until_it_holds_them_all() -> None:
-    cluster = FakeCluster(loss=0.3, seed=3)
+    cluster = Cluster(loss=0.3, seed=3)
     cluster.command("pause")
     cluster.command("resume")
     cluster.run(600)
@@ -359,11 +359,11 @@ def test_commands_reach_a_worker_in_order_until_it_holds_them_all() -> None:
 
 def test_any_order_of_kills_and_lost_messages_uses_each_generation_number_once() -> None:
     chance = random.Random(7)
-    cluster = FakeCluster(loss=0.2, seed=7)
+    cluster = Cluster(loss=0.2, seed=7)
     for _ in range(6):
         cluster.run(10)
         if members := cluster.members():
-            cluster.kill(chance.choice(members))
+            chance.choice(members).kill()
     cluster.network.calm()
     cluster.run(1500)
     assert cluster.finished == Finish("finished", "")

@@ -19,8 +19,8 @@ from headway.controller.decisions.events import (
 )
 from headway.controller.decisions.failures import FIRST_S
 from headway.controller.decisions.verdicts import HANG, HANG_SHOWN_S
-from headway.testkit.trainer.by_hand import Hand, events, only, sent
-from headway.testkit.trainer.cluster_model.shell import LIMITS
+from headway.testkit.simulation.by_hand import Hand, events, only, sent
+from headway.testkit.simulation.driver import LIMITS
 
 
 def _verdict(response: str, node: int = 0, **more: Any) -> VerdictReceived:

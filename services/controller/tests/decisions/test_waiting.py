@@ -8,8 +8,8 @@ import pytest
 from headway.common.decide import Action, Done, Failed
 from headway.controller.decisions.core import Core
 from headway.controller.decisions.events import DurableFound, Finish, RestartNode
-from headway.testkit.trainer.by_hand import Hand, asked_for, events, only
-from headway.testkit.trainer.cluster_model.shell import LIMITS
+from headway.testkit.simulation.by_hand import Hand, asked_for, events, only
+from headway.testkit.simulation.driver import LIMITS
 from headway.trainer.config import RecoveryConfig
 
 WAIT_S = 20.0

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from headway.controller.decisions.events import DurableFound
-from headway.testkit.trainer.by_hand import Hand
+from headway.testkit.simulation.by_hand import Hand
 
 
 def test_a_wait_for_the_first_step_names_what_is_wrong_on_the_node_of_the_rank() -> None:

@@ -9,7 +9,7 @@ from headway.common.wire.messages.driver import NodeBeat
 from headway.common.wire.messages.executor import SaveSnapshots
 from headway.controller.driver.clocks import RunClock
 from headway.controller.driver.connections import Connections
-from headway.testkit.trainer.by_hand import Hand
+from headway.testkit.simulation.by_hand import Hand
 
 
 class Sent(list[tuple[bytes, Message]]):

@@ -13,7 +13,7 @@ from headway.controller.decisions.events import RestartNode, VerdictReceived
 from headway.controller.driver import connections as lines
 from headway.controller.driver.clocks import RunClock
 from headway.controller.driver.connections import Connections
-from headway.testkit.trainer.by_hand import Hand
+from headway.testkit.simulation.by_hand import Hand
 from headway.trainer.config import RecoveryConfig
 
 FOR_S, START_S = 4.0, 15.0

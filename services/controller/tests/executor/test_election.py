@@ -15,7 +15,7 @@ from headway.controller.executor.election import (
     LeaseCandidate,
 )
 from headway.launch.lease.file import Holder, LeaseView
-from headway.testkit.trainer.node_model import Node
+from headway.testkit.simulation.lone_node import LoneNode
 
 SILENT_S = 2.0
 
@@ -181,18 +181,18 @@ def test_a_node_whose_driver_cannot_start_lets_another_one_try() -> None:
 
 
 # ---- through the guardian ---------------------------------------------------------------------
-def drivers(node: Node) -> list[ProcessId]:
+def drivers(node: LoneNode) -> list[ProcessId]:
     return [p.id for p in node.processes.values() if p.name == "driver" and p.state != "Z"]
 
 
-def leader() -> Node:
+def leader() -> LoneNode:
     """A node that has taken over from a driver that is silent."""
-    node = Node()
+    node = LoneNode()
     node.run(15.0)
     node.driver_beats = False
     node.run(5.0)
     assert node.claims == [1] and len(drivers(node)) == 1
-    node.lease = held(epoch=2, node=1)
+    node.lease.view = held(epoch=2, node=1)
     return node
 
 
@@ -216,7 +216,7 @@ def test_a_superseded_node_ends_its_driver_and_its_monitor_even_if_they_hang() -
     node = leader()
     for process in node.processes.values():
         process.is_hung = process.name in ("driver", "monitor")
-    node.driver_beats, node.lease = True, held(epoch=3, node=0, claimed=3)
+    node.driver_beats, node.lease.view = True, held(epoch=3, node=0, claimed=3)
     node.run(1.0)
     assert drivers(node), "it has had SIGTERM, which it does not take"
     node.run(2.5)
@@ -237,7 +237,7 @@ def test_a_restarted_executor_keeps_the_driver_of_its_predecessor() -> None:
 
 
 def test_a_claim_that_fails_is_tried_again_with_a_sentence() -> None:
-    node = Node()
+    node = LoneNode()
     node.run(15.0)
     node.driver_beats, node.claim_fails = False, True
     node.run(20.0)

@@ -10,13 +10,13 @@ from headway.common.node.process import ProcessId
 from headway.common.wire.messages.executor import WorkerBeat
 from headway.controller.executor import node_events as on
 from headway.controller.executor.guardian import SERVICES
-from headway.testkit.trainer.node_model import RUN_ID, Node
+from headway.testkit.simulation.lone_node import RUN_ID, LoneNode
 
 START_S = 15.0
 
 
-def up(**options: object) -> Node:
-    node = Node(**options)  # type: ignore[arg-type]
+def up(**options: object) -> LoneNode:
+    node = LoneNode(**options)  # type: ignore[arg-type]
     node.run(START_S)
     assert node.is_whole, node.guardian.trouble()
     return node
@@ -41,7 +41,7 @@ def test_a_service_that_lives_and_sends_no_beats_is_replaced(name: str) -> None:
 
 
 def test_a_service_that_never_beats_is_replaced_after_its_time_to_start() -> None:
-    node = Node()
+    node = LoneNode()
     node.run(1.0)
     dead = node.guardian.services.process("dataloader")
     assert dead is not None
@@ -103,7 +103,7 @@ def test_the_executors_own_stall_is_not_held_against_services() -> None:
 
 
 def test_a_spawn_that_fails_is_tried_again_with_pauses_and_a_sentence() -> None:
-    node = Node(spawn_fails=True)
+    node = LoneNode(spawn_fails=True)
     node.run(30.0)
     gaps = [b - a for a, b in zip(node.starts["agent"], node.starts["agent"][1:], strict=False)]
     assert len(node.starts["agent"]) < 16 and gaps == sorted(gaps)
@@ -142,7 +142,7 @@ def test_standbys_that_die_after_their_first_beat_are_forked_with_pauses() -> No
 
 
 def test_forks_that_fail_are_tried_again_one_by_one() -> None:
-    node = Node(fork_fails=True)
+    node = LoneNode(fork_fails=True)
     node.run(40.0)
     assert len(node.asked_forks) <= 9, "three at first, then one at a time"
     assert "could not be forked: try again" in node.guardian.trouble()
@@ -215,7 +215,7 @@ def test_a_beat_under_a_name_that_no_worker_has_is_refused(name: str) -> None:
 
 
 def test_a_state_file_that_cannot_be_written_stops_nothing_and_is_tried_again() -> None:
-    node = Node(files_fail=True)
+    node = LoneNode(files_fail=True)
     node.run(START_S)
     assert len(node.guardian.workers.members) == node.guardian.wanted
     assert (
@@ -367,7 +367,7 @@ DISTURBANCES = ("spawn_fails", "fork_fails", "standbys_die", "files_fail", "clai
 @pytest.mark.parametrize("seed", [*range(24), 73, 85, 124])
 def test_histories_end_in_a_whole_node(seed: int) -> None:
     """Invariants are checked after every event by ``Node.check``."""
-    node = Node(seed=seed)
+    node = LoneNode(seed=seed)
     for _ in range(12):
         for name in DISTURBANCES:
             setattr(node, name, node.random.random() < 0.25)

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from headway.testkit.trainer.node_model import Node
+from headway.testkit.simulation.lone_node import LoneNode
 
 
 def test_a_node_that_loads_torch_says_so_with_the_time_since_the_start() -> None:
-    node = Node()
+    node = LoneNode()
     node.run(0.1)
     seen: list[float] = []
     while not node.guardian.services.is_serving("zygote"):

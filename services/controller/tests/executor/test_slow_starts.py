@@ -8,11 +8,11 @@ import pytest
 from headway.common.node.process import ProcessId
 from headway.controller.executor.node_events import Memory
 from headway.controller.executor.node_files import MemoryFiles
-from headway.testkit.trainer.node_model import Node
+from headway.testkit.simulation.lone_node import LoneNode
 
 
 def test_each_start_that_takes_too_long_gives_the_next_one_twice_the_time() -> None:
-    node = Node()
+    node = LoneNode()
     node.run(1.0)
     tried = []
     for _ in range(3):
@@ -29,7 +29,7 @@ def test_each_start_that_takes_too_long_gives_the_next_one_twice_the_time() -> N
     assert node.is_whole
 
 
-def next_of(node: Node, name: str) -> ProcessId:
+def next_of(node: LoneNode, name: str) -> ProcessId:
     """Wait until the service has another process, which then hangs."""
     before = node.guardian.services.process(name)
     while (process := node.guardian.services.process(name)) in (before, None):
@@ -39,8 +39,8 @@ def next_of(node: Node, name: str) -> ProcessId:
     return process
 
 
-def up_with_hung(name: str) -> Node:
-    node = Node()
+def up_with_hung(name: str) -> LoneNode:
+    node = LoneNode()
     node.run(10.0)
     assert node.is_whole
     process = node.guardian.services.process(name)

@@ -1,14 +1,13 @@
-"""The driver's side of the model: unreliable journal, engine and folder, and the drivers."""
+"""A simulated driver process around the real ``RunState``, and a disk that may fail."""
 
 from __future__ import annotations
 
-import math
-import random
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
 from headway.common.decide import Action, Done, Failed, Log
+from headway.common.paces import LEASE_RENEW_S
 from headway.common.wire.messages.worker import Steer
 from headway.controller.decisions.events import (
     Answer,
@@ -27,8 +26,10 @@ from headway.controller.decisions.events import (
     Start,
     Tick,
 )
+from headway.controller.decisions.phases.transitions import TRANSITIONS
 from headway.controller.decisions.state import PHASES, RunState
-from headway.testkit.trainer.cluster_model.node import FakeNode
+from headway.testkit.simulation.node import RUN_ID, Node
+from headway.testkit.simulation.processes import Process
 from headway.trainer.config import RecoveryConfig
 
 SLACK_S = 1.5
@@ -69,28 +70,42 @@ class Disk:
     epoch: int = 0
 
 
-class Driver:
-    """A driver process over a ``RunState``.
+class WatchedState(RunState):
+    """Notes which phases follow each other; each pair must be in the table of transitions."""
 
-    Handles events while it is running and executes actions.
-    """
+    def __init__(self, start: Start, limits: RecoveryConfig, now: float) -> None:
+        self.followed: set[tuple[str, str]] = set()
+        super().__init__(start, limits, now)
+
+    def enter(self, phase: str) -> None:
+        """Begin a phase."""
+        assert (self.phase, phase) in TRANSITIONS, f"no run goes from {self.phase} to {phase}"
+        self.followed.add((self.phase, phase))
+        super().enter(phase)
+
+
+class Driver:
+    """Handles events while its process is running, executes actions, and renews its lease."""
 
     def __init__(
         self,
         disk: Disk,
-        nodes: dict[int, FakeNode],
-        chance: random.Random,
+        nodes: dict[int, Node],
+        process: Process,
+        host: int,
         now: float,
         send: Callable[[int, object], None],
         *,
         limits: RecoveryConfig = LIMITS,
         steps: int = STEPS,
     ) -> None:
-        self.disk, self.nodes, self.random, self._send = disk, nodes, chance, send
-        disk.epoch += 1
+        self.disk, self.nodes, self.process, self.host = disk, nodes, process, host
+        self._lease, self._send = nodes[host].lease, send
+        assert process.epoch > disk.epoch, f"epoch {process.epoch} was used before"
+        disk.epoch = process.epoch
         last = disk.journal[-1] if disk.journal else None
         self.start = Start(
-            run_id="r",
+            run_id=RUN_ID,
             steps=steps,
             rank_nodes=dict(last.rank_nodes) if last else dict(RANKS),
             nodes=len(nodes),
@@ -100,16 +115,16 @@ class Driver:
             memory=disk.memory,
         )
         self.began_at, self.limits = now, limits
-        self.ends_at = math.inf
-        self.state = RunState(self.start, limits, now)
+        self.state = WatchedState(self.start, limits, now)
         self.inbox: list[Input] = []
         self.answers: dict[str, str] = {}
         self.logs: list[Log] = []
         self.history: list[tuple[Input, float]] = []
         self.decisions: list[list[Action]] = []
         """What was decided on each event of ``history``."""
-        self.asleep_until = 0.0
-        self._awake_s = self._sign_s = 0.0
+        self.asleep_until = self.blind_until = 0.0
+        """Until then it does nothing; or it works without seeing its lease."""
+        self._awake_s = self._sign_s = self._renew_at = 0.0
         self._phase = self.state.phase
 
     @property
@@ -118,7 +133,7 @@ class Driver:
 
     def tick(self, now: float, dt: float) -> None:
         """Handle what has arrived, then a tick; nothing while it is stalled."""
-        if now < self.asleep_until:
+        if now < self.asleep_until or self.process.state != "S":
             return
         self._awake_s += dt
         events, self.inbox = self.inbox, []
@@ -126,6 +141,10 @@ class Driver:
             self.handle(event, now)
         self.handle(Tick(), now)
         self._check_silence()
+        if now >= max(self._renew_at, self.blind_until):
+            self._renew_at = now + LEASE_RENEW_S
+            if not self._lease.renew(self.start.epoch, self.host, self.process.id):
+                self.process.kill()
 
     def handle(self, event: Input, now: float) -> list[Action]:
         """Let the state decide, check every invariant, and execute the actions."""
@@ -134,7 +153,7 @@ class Driver:
         self.decisions.append(actions)
         self.state.validate()
         for action in actions:
-            self._carry_out(action, now)
+            self._carry_out(action)
         return actions
 
     def _check_silence(self) -> None:
@@ -148,7 +167,7 @@ class Driver:
         assert state.phase == "running" or state.why(), f"{state.phase} does not say why"
 
     # ---- actions --------------------------------------------------------------------------------
-    def _carry_out(self, action: Action, now: float) -> None:
+    def _carry_out(self, action: Action) -> None:
         match action:
             case Send():
                 self._send(action.node, action.message)
@@ -158,14 +177,14 @@ class Driver:
             case Answer():
                 self.answers[action.id] = action.taken
             case _:
-                self._attempt(action, now)
+                self._attempt(action)
 
-    def _attempt(self, action: Any, now: float) -> None:
+    def _attempt(self, action: Any) -> None:
         how = self.disk.failing.get(type(action).__name__, "")
         if self.is_superseded:
             how = "fails"  # the journal refuses a driver that has lost the lease
         if not how or how == "lies":
-            error = self._do(action, now)
+            error = self._do(action)
         else:
             error = "no space left on device"
         if how == "silent" or (isinstance(action, FindDurable) and not error):
@@ -180,7 +199,7 @@ class Driver:
             answer = Done(action)
         self.inbox.append(answer)
 
-    def _do(self, action: Any, now: float) -> str:
+    def _do(self, action: Any) -> str:
         """Returns why it failed, or nothing."""
         disk = self.disk
         match action:
@@ -200,11 +219,11 @@ class Driver:
             case Finish():
                 disk.finished = action
             case RestartNode():
-                if self.nodes[action.node].lost:
+                if self.nodes[action.node].is_lost:
                     return "gone"
-                self.nodes[action.node].restart(now)
+                self.nodes[action.node].restart()
             case ReleaseNode():
-                self.nodes[action.node].wipe()
+                self.nodes[action.node].release()
         return ""
 
     def _found(self, action: FindDurable) -> DurableFound:

@@ -1,4 +1,4 @@
-"""``python -m headway.testkit.trainer.cluster_model --histories 5000``."""
+"""``python -m headway.testkit.simulation --histories 5000``."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import sys
 import time
 from collections.abc import Sequence
 
-from headway.testkit.trainer.cluster_model.histories import outcomes
+from headway.testkit.simulation.histories import outcomes
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -7,13 +7,14 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 
 from headway.controller.decisions.events import DrainNode, EvictNode, ExecutorEnded, NodeRebooted
-from headway.testkit.trainer.cluster_model.cluster import FakeCluster
+from headway.testkit.simulation.cluster import Cluster
+from headway.testkit.simulation.node import Node
 
 NODES = 4
 STEPS = 150
 CALM_TICKS = 3000
 """Five minutes of the model's time: enough for every limit, one after the other."""
-Disturbance = Callable[[FakeCluster, random.Random], None]
+Disturbance = Callable[[Cluster, random.Random], None]
 ACTIONS = (
     "BeginGeneration",
     "FindDurable",
@@ -24,138 +25,170 @@ ACTIONS = (
     "Finish",
     "ReleaseNode",
 )
+NODE_FAULTS = ("spawn_fails", "fork_fails", "files_fail", "claim_fails")
 
 
-def _kill(cluster: FakeCluster, chance: random.Random) -> None:
+def _node(cluster: Cluster, chance: random.Random) -> Node:
+    return chance.choice(list(cluster.nodes.values()))
+
+
+def _kill(cluster: Cluster, chance: random.Random) -> None:
     members = cluster.members()
     for worker in chance.sample(members, min(len(members), chance.choice((1, 1, 2, 4)))):
-        cluster.kill(worker)
+        worker.kill()
 
 
-def _freeze(cluster: FakeCluster, chance: random.Random) -> None:
+def _freeze(cluster: Cluster, chance: random.Random) -> None:
     if members := cluster.members():
-        chance.choice(members).frozen = True
+        chance.choice(members).is_hung = True
 
 
-def _executor(cluster: FakeCluster, chance: random.Random) -> None:
-    number = chance.randrange(NODES)
-    cluster.nodes[number].executor = False
+def _service(cluster: Cluster, chance: random.Random) -> None:
+    if processes := list(_node(cluster, chance).processes.values()):
+        process = chance.choice(processes)
+        process.state, process.is_hung = chance.choice((("Z", False), ("T", False), ("S", True)))
+
+
+def _executor(cluster: Cluster, chance: random.Random) -> None:
+    """Its init restarts it, unless that ends too."""
+    node = _node(cluster, chance)
+    if node.executor is None:
+        return
+    how = chance.choice(("killed", "stopped", "hung", "with its init", "with its init"))
+    if how == "stopped":
+        node.executor.state = "T"
+    elif how == "hung":
+        node.executor.is_hung = True
+    else:
+        node.executor.kill()
+    if how == "with its init":
+        node.init = None
+        if chance.random() < 0.5:
+            cluster.driver.inbox.append(ExecutorEnded(node.number))
+
+
+def _wipe(cluster: Cluster, chance: random.Random) -> None:
+    node = _node(cluster, chance)
+    node.wipe()
     if chance.random() < 0.5:
-        cluster.driver.inbox.append(ExecutorEnded(number))
+        cluster.driver.inbox.append(NodeRebooted(node.number))
 
 
-def _wipe(cluster: FakeCluster, chance: random.Random) -> None:
-    number = chance.randrange(NODES)
-    cluster.nodes[number].wipe()
-    if chance.random() < 0.5:
-        cluster.driver.inbox.append(NodeRebooted(number))
+def _machine(cluster: Cluster, chance: random.Random) -> None:
+    if sum(node.is_lost for node in cluster.nodes.values()) < 2:
+        cluster.lose_node(_node(cluster, chance).number)
 
 
-def _machine(cluster: FakeCluster, chance: random.Random) -> None:
-    if sum(node.lost for node in cluster.nodes.values()) < 2:
-        cluster.lose_node(chance.randrange(NODES))
+def _sleep(cluster: Cluster, chance: random.Random) -> None:
+    _node(cluster, chance).asleep_until = cluster.now + chance.choice((1.0, 3.0, 8.0))
 
 
-def _partition(cluster: FakeCluster, chance: random.Random) -> None:
+def _partition(cluster: Cluster, chance: random.Random) -> None:
     cluster.network.cut[chance.randrange(NODES)] = cluster.now + chance.choice((1.0, 3.0, 8.0))
 
 
-def _weather(cluster: FakeCluster, chance: random.Random) -> None:
+def _weather(cluster: Cluster, chance: random.Random) -> None:
     network = cluster.network
     network.loss = chance.choice((0.0, 0.1, 0.3))
     network.duplication = chance.choice((0.0, 0.2))
     network.delay_s = chance.choice((0.0, 0.2, 0.8))
 
 
-def _driver(cluster: FakeCluster, chance: random.Random) -> None:
-    cluster.new_driver(old_for_s=chance.choice((0.0, 0.0, 3.0)))
+def _driver(cluster: Cluster, chance: random.Random) -> None:
+    """It is killed, or works on while it cannot see that its lease is lost."""
+    if chance.random() < 0.7:
+        cluster.driver.process.kill()
+    else:
+        cluster.driver.blind_until = cluster.now + 20.0
 
 
-def _stall(cluster: FakeCluster, chance: random.Random) -> None:
+def _stall(cluster: Cluster, chance: random.Random) -> None:
     cluster.driver.asleep_until = cluster.now + chance.choice((1.0, 5.0))
 
 
-def _disk(cluster: FakeCluster, chance: random.Random) -> None:
+def _disk(cluster: Cluster, chance: random.Random) -> None:
     cluster.disk.failing[chance.choice(ACTIONS)] = chance.choice(("fails", "silent", "lies"))
 
 
-def _disk_works(cluster: FakeCluster, chance: random.Random) -> None:
+def _disk_works(cluster: Cluster, chance: random.Random) -> None:
     del chance
     cluster.disk.failing.clear()
 
 
-def _spawn(cluster: FakeCluster, chance: random.Random) -> None:
-    node = cluster.nodes[chance.randrange(NODES)]
-    node.can_fork = not node.can_fork
+def _spawn(cluster: Cluster, chance: random.Random) -> None:
+    node, name = _node(cluster, chance), chance.choice(NODE_FAULTS)
+    setattr(node, name, not getattr(node, name))
 
 
-def _flip(cluster: FakeCluster, chance: random.Random) -> None:
-    node = cluster.nodes[chance.randrange(NODES)]
+def _flip(cluster: Cluster, chance: random.Random) -> None:
+    node = _node(cluster, chance)
     node.flipped |= {(rank, max(steps)) for rank, steps in node.arenas.items() if steps}
 
 
-def _damage(cluster: FakeCluster, chance: random.Random) -> None:
-    node = cluster.nodes[chance.randrange(NODES)]
+def _damage(cluster: Cluster, chance: random.Random) -> None:
+    node = _node(cluster, chance)
     node.damaged |= set(list(node.arenas)[:1])
 
 
-def _corrupt(cluster: FakeCluster, chance: random.Random) -> None:
+def _corrupt(cluster: Cluster, chance: random.Random) -> None:
     if cluster.disk.durable:
         cluster.disk.durable[chance.choice(sorted(cluster.disk.durable))] = False
 
 
-def _unmount(cluster: FakeCluster, chance: random.Random) -> None:
+def _unmount(cluster: Cluster, chance: random.Random) -> None:
     del chance
     cluster.disk.is_elsewhere = (
         not cluster.disk.is_elsewhere and cluster.driver.state.memory.marked >= 0
     )
 
 
-def _evict(cluster: FakeCluster, chance: random.Random) -> None:
+def _evict(cluster: Cluster, chance: random.Random) -> None:
     number = chance.randrange(NODES)
     cluster.driver.inbox.append(EvictNode(number))
 
 
-def _drain(cluster: FakeCluster, chance: random.Random) -> None:
+def _drain(cluster: Cluster, chance: random.Random) -> None:
     cluster.driver.inbox.append(DrainNode(chance.randrange(NODES), chance.choice((0.0, 5.0, 60.0))))
 
 
-def _return(cluster: FakeCluster, chance: random.Random) -> None:
-    node = cluster.nodes[chance.randrange(NODES)]
-    if not node.executor:
-        node.restart(cluster.now)
+def _return(cluster: Cluster, chance: random.Random) -> None:
+    node = _node(cluster, chance)
+    if node.executor is None and not node.is_lost:
+        node.restart()
 
 
-def _verdict(cluster: FakeCluster, chance: random.Random) -> None:
+def _verdict(cluster: Cluster, chance: random.Random) -> None:
     response = chance.choice(("replace_node", "restart_service", "observe", "stop_run"))
     cluster.judge(response, chance.randrange(NODES), service="dataloader", detail="seen in the log")
 
 
-def _roll_back(cluster: FakeCluster, chance: random.Random) -> None:
+def _roll_back(cluster: Cluster, chance: random.Random) -> None:
     steps = [*cluster.disk.durable, 7]
     cluster.command("rollback", count=chance.choice(steps))
 
 
-def _extend(cluster: FakeCluster, chance: random.Random) -> None:
+def _extend(cluster: Cluster, chance: random.Random) -> None:
     if cluster.finished is None:
         cluster.command("extend", count=cluster.total + chance.choice((1, 20)))
 
 
-def _pause(cluster: FakeCluster, chance: random.Random) -> None:
+def _pause(cluster: Cluster, chance: random.Random) -> None:
     cluster.command(chance.choice(("pause", "resume")))
 
 
-def _large(cluster: FakeCluster, chance: random.Random) -> None:
-    cluster.restore_s = chance.choice((0.0, 1.0, 6.0))
+def _large(cluster: Cluster, chance: random.Random) -> None:
+    cluster.ranks.restore_s = chance.choice((0.0, 1.0, 6.0))
 
 
 DISTURBANCES: dict[str, Disturbance] = {
     "kill": _kill,
     "large": _large,
     "freeze": _freeze,
+    "service": _service,
     "executor": _executor,
     "wipe": _wipe,
     "machine": _machine,
+    "sleep": _sleep,
     "partition": _partition,
     "weather": _weather,
     "driver": _driver,
@@ -177,7 +210,7 @@ DISTURBANCES: dict[str, Disturbance] = {
 }
 
 
-def history(seed: int, kinds: Sequence[str] | None = None) -> FakeCluster:
+def history(seed: int, kinds: Sequence[str] | None = None) -> Cluster:
     """Disturb a run at random, then let it run undisturbed until it ends.
 
     Args:
@@ -189,7 +222,7 @@ def history(seed: int, kinds: Sequence[str] | None = None) -> FakeCluster:
             did not come to an end.
     """
     chance = random.Random(f"history {seed}")
-    cluster = FakeCluster(seed=seed, nodes=NODES, steps=STEPS)
+    cluster = Cluster(seed=seed, nodes=NODES, steps=STEPS)
     kinds = kinds or chance.sample(sorted(DISTURBANCES), chance.randrange(1, 7))
     done = []
     for _ in range(chance.randrange(2, 12)):
@@ -205,14 +238,19 @@ def history(seed: int, kinds: Sequence[str] | None = None) -> FakeCluster:
     return cluster
 
 
-def calm(cluster: FakeCluster) -> None:
+def calm(cluster: Cluster) -> None:
     """End the disturbances: what is lost permanently stays lost, everything else works again."""
     cluster.network.calm()
     cluster.disk.failing.clear()
     cluster.disk.is_elsewhere = False
-    cluster.driver.asleep_until = 0.0
+    cluster.driver.asleep_until = cluster.driver.blind_until = 0.0
     for node in cluster.nodes.values():
-        node.can_fork = True
+        node.asleep_until = 0.0
+        for name in NODE_FAULTS:
+            setattr(node, name, False)
+    if not any(node.is_tended for node in cluster.nodes.values()):
+        for node in cluster.nodes.values():  # every machine was restarted: somebody runs it again
+            node.restart()
     if any(command.operation == "pause" for command in cluster.disk.commands):
         cluster.command("resume")
 

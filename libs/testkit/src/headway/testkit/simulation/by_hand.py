@@ -19,7 +19,7 @@ from headway.controller.decisions.events import (
     Tick,
 )
 from headway.controller.decisions.state import RunState
-from headway.testkit.trainer.cluster_model.shell import LIMITS, RANKS
+from headway.testkit.simulation.driver import LIMITS, RANKS
 from headway.trainer.config import RecoveryConfig
 
 T = TypeVar("T")
