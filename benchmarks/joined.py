@@ -35,11 +35,11 @@ from headway.controller.executor.node_run import CALM_S
 from headway.controller.executor.service_commands import NodeServices
 from headway.launch.cluster import ClusterFolder
 from headway.launch.lease.file import Holder, LeaseView
-from headway.testkit.trainer.driver_place import JoinedPlace
+from headway.testkit.played.executor import Inbox, PlayedExecutor
+from headway.testkit.played.place import JoinedPlace
 
 from benchmarks.beats import (
-    Inbox,
-    Node,
+    RANKS,
     configuration,
     console_of,
     cores,
@@ -100,7 +100,7 @@ class Rig:
         return "".join(path.read_text()[-2000:] for path in self.place.run.logs.glob("*driver*"))
 
 
-class Executor(Node):
+class Executor(PlayedExecutor):
     """One that finds the driver by the lease, and may lead."""
 
     def __init__(self, number: int, rig: Rig, holder: Holder, keys: KeyPair, inbox: Inbox) -> None:
@@ -111,7 +111,7 @@ class Executor(Node):
         self._looked_at, self._due_at = 0.0, time.monotonic() + FOLDER_LOOK_S * (number % 100) / 100
         silent_s = rig.config.recovery.driver_silent_s
         self.leading = LeaseCandidate(number, silent_s)
-        super().__init__(number, rig.place.run.run_id, holder, keys, inbox)
+        super().__init__(number, rig.place.run.run_id, holder, keys, inbox, RANKS)
         self.clock = ClockOffset()
 
     def _take(self, message: Message) -> None:

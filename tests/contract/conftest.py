@@ -40,7 +40,7 @@ from headway.launch.cluster import ClusterFolder
 from headway.launch.engines.local import LocalEngine
 from headway.launch.join.bundle import Bundle
 from headway.launch.lease.file import FileLease
-from headway.testkit.trainer.gated_run import MEMBER, GatedRun
+from headway.testkit.played.gated_place import MEMBER, GatedPlace
 from headway.testkit.wire import all_messages, example_of
 from headway.trainer.config import RunConfig
 
@@ -280,26 +280,28 @@ def exporter(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Target]
 def gate(tmp_path: Path) -> Iterator[Target]:
     """Where machines join a run that spans several, with one that has joined."""
     settings = [f"recovery.{name}={limit_s}" for name, limit_s in NEVER.items()]
-    with private_roots(), contextlib.closing(GatedRun(tmp_path, settings)) as run:
-        run.join()
-        before = run.members()
-        assert before[MEMBER] == run.keys.public.decode()
+    with private_roots(), contextlib.closing(GatedPlace(tmp_path, settings)) as place:
+        holder = place.holder()
+        place.join(MEMBER, place.keys, holder)
+        before = place.members()
+        assert before[MEMBER] == place.keys.public.decode()
 
         def probe() -> None:
-            assert Bundle.from_json(run.join().bundle, source="the gate") == run.bundle
-            assert run.members() == before
-            assert run.admitted_by_monitor() == set(before.values())
-            assert run.log.stat().st_size < GATE_LOG_BYTES, "refusals fill the disk"
+            joined = place.join(MEMBER, place.keys, holder)
+            assert Bundle.from_json(joined.bundle, source="the gate") == place.bundle
+            assert place.members() == before
+            assert place.admitted_by_monitor() == set(before.values())
+            assert place.log.stat().st_size < GATE_LOG_BYTES, "refusals fill the disk"
 
         def pid() -> int:
-            assert run.driver.poll() is None, f"the driver has ended, see {run.log}"
-            return run.driver.pid
+            assert place.driver.poll() is None, f"the driver has ended, see {place.log}"
+            return place.driver.pid
 
         yield Target(
-            run.holder.join_endpoint,
+            holder.join_endpoint,
             pid,
             probe,
-            run.flawed(),
-            run.holder.server_key.encode(),
+            place.flawed(),
+            holder.server_key.encode(),
             KeyPair.generate(),
         )

@@ -57,7 +57,7 @@ class Pods:
             account=str(folder / "claim" / "api" / "account"),
         )
         words = [str(folder / "claim" / "api"), server, str(PORT), "train", "tiny"]
-        module = [sys.executable, "-m", "headway.testkit.kubernetes_api"]
+        module = [sys.executable, "-m", "headway.testkit.played.kubernetes_api"]
         self.api = bed.node(API).start([*module, *words])
         run = load(RunConfig, [TINY], [*MODEL, f"data.path={corpus}"])
         secret, *_, job = manifests(run, self.config, "tiny")

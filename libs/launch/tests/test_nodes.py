@@ -3,7 +3,7 @@ answers over a real socket."""
 
 from __future__ import annotations
 
-import threading
+import contextlib
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -15,33 +15,25 @@ from headway.common.wire.messages.executor import Attached, AttachRun, StopRun
 from headway.common.wire.server import Server
 from headway.launch import ClusterFolder, LocalEngine
 from headway.launch.nodes import attach, bring_up, detach, wait_for_node
+from headway.testkit.wire import serving
 
 RUN_ID = "0badcafe"
 
 
 class Executors:
-    """An engine whose nodes are sockets of one thread; it keeps the calls that it got."""
+    """An engine whose nodes are sockets; it keeps the calls that it got."""
 
     def __init__(self, cluster: ClusterFolder) -> None:
         self.cluster = cluster
         self.calls: list[str] = []
-        self.is_closed = threading.Event()
-        self.thread = threading.Thread(target=self._serve, daemon=True)
-        self.thread.start()
+        self.servers = [self._server(node) for node in range(cluster.nodes)]
 
-    def _serve(self) -> None:
+    def _server(self, node: int) -> Server:
         keys, admitted = self.cluster.key_of("executor"), self.cluster.public_of("console")
-        servers = []
-        for node in range(self.cluster.nodes):
-            handlers = {AttachRun: self._attach(node), StopRun: self._stop_run(node)}
-            servers.append(Server("tcp://127.0.0.1:0", handlers, keys=keys, allowed=admitted))
-            self.cluster.announce(node, servers[-1].endpoint, ProcessId.current())
-        while not self.is_closed.is_set():
-            for server in servers:
-                if server.socket.poll(2):
-                    server.handle_ready()
-        for server in servers:
-            server.close()
+        handlers = {AttachRun: self._attach(node), StopRun: self._stop_run(node)}
+        server = Server("tcp://127.0.0.1:0", handlers, keys=keys, allowed=admitted)
+        self.cluster.announce(node, server.endpoint, ProcessId.current())
+        return server
 
     def _attach(self, node: int):  # type: ignore[no-untyped-def]
         def handle(message: AttachRun, peer: bytes) -> Attached:
@@ -80,9 +72,10 @@ class Executors:
 @pytest.fixture
 def engine(tmp_path: Path) -> Iterator[Executors]:
     made = Executors(ClusterFolder.create(tmp_path, nodes=2))
-    yield made
-    made.is_closed.set()
-    made.thread.join()
+    with contextlib.ExitStack() as stack:
+        for server in made.servers:
+            stack.enter_context(serving(server))
+        yield made
 
 
 def test_a_run_is_attached_to_the_nodes_it_asked_for_and_taken_from_them(

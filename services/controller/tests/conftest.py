@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from headway.common.node.testing import private_roots
-from headway.testkit.trainer.driver_place import Place
+from headway.testkit.played.place import Place
 
 
 @pytest.fixture

@@ -17,7 +17,7 @@ from headway.health.reporter import REPEAT_S, Unanswered
 from headway.health.responses import response
 from headway.health.state import MonitorState
 from headway.testkit.beats import RUN_ID, SimulatedNode, beat_times, lockstep, stall_others
-from headway.testkit.health_bench import Bench, health_bench
+from headway.testkit.played.health_bench import Bench, health_bench
 
 CONFIG = HealthConfig()
 

@@ -20,7 +20,7 @@ from headway.common.node.testing import child_environment, read_line, send_line
 from headway.health.announce import Address, read_address
 from headway.health.client import verdicts_of
 from headway.health.journal import read_verdicts
-from headway.testkit.health_bench import RUN_ID, Bench, health_bench
+from headway.testkit.played.health_bench import RUN_ID, Bench, health_bench
 
 
 @pytest.fixture

@@ -14,7 +14,7 @@ from headway.common.node.testing import wait_until
 from headway.common.plan.schedule.actions import Kind
 from headway.health import flight_windows
 from headway.health.flight_windows import FlightWindows, WindowThread
-from headway.testkit.hanging_rank import hanging_rank
+from headway.testkit.played.hanging_rank import hanging_rank
 from structlog.testing import capture_logs
 
 

@@ -13,7 +13,7 @@ from headway.common.node.testing import read_line, wait_until
 from headway.health.client import verdicts_of
 from headway.health.sources.host import DISK_STALE_S, FreeSpace
 from headway.health.sources.log_thread import LogThread
-from headway.testkit.health_bench import Bench, health_bench
+from headway.testkit.played.health_bench import Bench, health_bench
 
 HUNG_AGENT = """
 import os, pathlib, sys

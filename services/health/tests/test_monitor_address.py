@@ -22,7 +22,7 @@ from headway.health.announce import (
     keep_announced,
     read_address,
 )
-from headway.testkit.health_bench import NODE, RUN_ID, Bench, health_bench
+from headway.testkit.played.health_bench import NODE, RUN_ID, Bench, health_bench
 
 
 @pytest.fixture

@@ -19,7 +19,7 @@ from headway.health.sources.flight import FlightSource
 from headway.health.sources.proc import read_process
 from headway.health.state import MonitorState
 from headway.testkit.beats import RUN_ID, SimulatedNode, beat_times, lockstep, stall_others
-from headway.testkit.health_bench import health_bench
+from headway.testkit.played.health_bench import health_bench
 
 CONFIG = HealthConfig()
 

@@ -30,7 +30,7 @@ from headway.launch.lease.choose import lease_of
 from headway.launch.lease.file import Holder, Lease
 from headway.launch.lease.kubernetes import FILE, ApiLease
 from headway.launch.machine import __main__ as joining
-from headway.testkit.kubernetes_api import KubernetesApi
+from headway.testkit.played.kubernetes_api import KubernetesApi
 
 VERSIONS = ("1.29", "1.31", "1.34")
 KINDS = {"Secret", "Lease", "ServiceAccount", "Role", "RoleBinding", "NetworkPolicy", "Job"}

@@ -19,7 +19,7 @@ from headway.launch.lease.choose import lease_of
 from headway.launch.lease.file import FileLease, Holder, Lease, LeaseView, SupersededError
 from headway.launch.lease.kubernetes import FILE, HOLDER, ApiLease, LeaseName
 from headway.launch.lease.kubernetes_api import ApiError
-from headway.testkit.kubernetes_api import BODIES, LEASES, KubernetesApi
+from headway.testkit.played.kubernetes_api import BODIES, LEASES, KubernetesApi
 
 PATH = LEASES.format("train", "tiny")
 

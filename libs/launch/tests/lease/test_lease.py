@@ -28,7 +28,7 @@ from headway.launch.lease.file import (
     is_led,
 )
 from headway.launch.lease.kubernetes import LeaseName
-from headway.testkit.kubernetes_api import KubernetesApi
+from headway.testkit.played.kubernetes_api import KubernetesApi
 from structlog.testing import capture_logs
 
 MakeLease = Callable[..., Lease]

@@ -23,7 +23,7 @@ from headway.launch.lease import kubernetes_api as api_module
 from headway.launch.lease.choose import lease_of
 from headway.launch.lease.file import Holder, SupersededError
 from headway.launch.lease.kubernetes import LeaseName
-from headway.testkit.kubernetes_api import KubernetesApi
+from headway.testkit.played.kubernetes_api import KubernetesApi
 
 ME = ProcessId.current()
 

@@ -32,7 +32,7 @@ from headway.controller.client import replay
 from headway.controller.driver.requests import MOST_COMMANDS
 from headway.controller.journal.journal import Journal
 from headway.launch.lease.file import Holder
-from headway.testkit.trainer.driver_place import (
+from headway.testkit.played.place import (
     LIMIT_S,
     Place,
     begin,

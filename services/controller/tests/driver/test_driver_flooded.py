@@ -7,7 +7,7 @@ import resource
 from headway.common.polling import wait_until
 from headway.common.wire.messages.driver import GetStatus, Relay, Status
 from headway.common.wire.messages.executor import StoreOpened, ToWorker
-from headway.testkit.trainer.driver_place import LIMIT_S, Place, begin, place_console
+from headway.testkit.played.place import LIMIT_S, Place, begin, place_console
 from headway.testkit.wire.strangers import strangers
 
 

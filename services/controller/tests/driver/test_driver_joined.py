@@ -14,7 +14,7 @@ from headway.common.wire.keys import KeyPair
 from headway.common.wire.messages.driver import Accepted, Command, NodeBeat
 from headway.common.wire.messages.executor import DriverBeat
 from headway.launch.lease.file import Holder
-from headway.testkit.trainer.driver_place import LIMIT_S, NOTES, JoinedPlace, place_console
+from headway.testkit.played.place import LIMIT_S, NOTES, JoinedPlace, place_console
 
 SHORT_S = 3.0
 """Longer than a handshake takes; a key that is not admitted gets no answer at all."""

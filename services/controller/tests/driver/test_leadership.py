@@ -14,7 +14,7 @@ from headway.common.node.process import ProcessId
 from headway.common.wire.side_thread import ThreadPerKind
 from headway.controller.driver.leadership import Leadership
 from headway.launch.lease.file import FileLease, Holder, SupersededError
-from headway.testkit.trainer.driver_place import LIMIT_S
+from headway.testkit.played.place import LIMIT_S
 from structlog.testing import capture_logs
 
 

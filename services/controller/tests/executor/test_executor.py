@@ -34,7 +34,7 @@ from headway.common.wire.messages.service import Done, Ping, Pong
 from headway.controller.faults import fault_effects as effects
 from headway.launch.cluster import ClusterFolder
 from headway.launch.engines.local import LocalEngine
-from headway.testkit.trainer.lone_driver import LoneDriver
+from headway.testkit.played.driver import PlayedDriver
 from headway.trainer.config import RunConfig
 
 NODE = 1  # a spare: it keeps services, and leads only when nobody else does
@@ -48,7 +48,7 @@ class Bench:
     cluster: ClusterFolder
     engine: LocalEngine
     run: RunDir
-    driver: LoneDriver
+    driver: PlayedDriver
 
     @property
     def paths(self) -> NodePaths:
@@ -101,7 +101,7 @@ def made_bench(folder: Path) -> Iterator[Bench]:
         settings = [f"recovery.{limit}" for limit in limits]
         config = load(RunConfig, overrides=[*settings, "launch.standbys=0", "launch.spares=1"])
         run.config.write_text(to_toml(config))
-        driver = LoneDriver(cluster, run.path, run.run_id)
+        driver = PlayedDriver(cluster, run.path, run.run_id)
         made = Bench(cluster, LocalEngine(cluster), run, driver)
         made.engine.start_node(NODE)
         wait_until(lambda: cluster.living(NODE) is not None, 60.0, "an executor")
@@ -282,7 +282,7 @@ for line in sys.stdin:
 def test_metrics_survive_executor_and_driver(bench: Bench) -> None:
     """Three drivers and two executors; every step reaches the last driver that is asked."""
 
-    def steps(driver: LoneDriver) -> set[int]:
+    def steps(driver: PlayedDriver) -> set[int]:
         rows = [r.metrics for rs in driver.reports.values() for r in rs]
         return {m.step for m in rows if m is not None}
 
@@ -299,7 +299,7 @@ def test_metrics_survive_executor_and_driver(bench: Bench) -> None:
         send(10, 20)
         wait_until(lambda: steps(bench.driver) == set(range(20)), what="steps that are not stored")
         bench.driver.close()  # it has stored none of the last ten
-        bench.driver = LoneDriver(bench.cluster, bench.run.path, bench.run.run_id)
+        bench.driver = PlayedDriver(bench.cluster, bench.run.path, bench.run.run_id)
         bench.driver.stores = False
         wait_until(lambda: steps(bench.driver) >= set(range(10, 20)), what="them again")
         old = bench.executor

@@ -34,7 +34,7 @@ from headway.controller.executor.node_events import Looked
 from headway.controller.executor.node_run import NodeRun
 from headway.launch.cluster import ClusterFolder
 from headway.testkit import snapshots
-from headway.testkit.hanging_rank import hanging_rank
+from headway.testkit.played.hanging_rank import hanging_rank
 from structlog.testing import capture_logs
 
 

@@ -25,7 +25,7 @@ from headway.controller.journal.journal import Journal
 from headway.controller.journal.rows import ClockReading
 from headway.controller.journal.writer import JournalWriter
 from headway.launch.lease.file import SupersededError
-from headway.testkit.trainer.driver_place import Place, begin, place_console, run_to_first_step
+from headway.testkit.played.place import Place, begin, place_console, run_to_first_step
 from headway.trainer.config import RunConfig
 
 LIMIT_S = 30.0

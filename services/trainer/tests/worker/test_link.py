@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -14,6 +13,7 @@ from headway.common.wire.message import Message
 from headway.common.wire.messages.executor import WorkerBeat
 from headway.common.wire.messages.worker import Abort, Acknowledged
 from headway.common.wire.server import Server
+from headway.testkit.wire import serving
 from headway.trainer.worker import link
 from headway.trainer.worker.link import LONGEST_GAP_S, Link, Silence
 
@@ -24,30 +24,16 @@ class Executor:
     """Answers each beat of a worker, with one ``Abort`` more where it is asked for."""
 
     def __init__(self, folder: Path) -> None:
-        self._server = Server(f"ipc://{folder}/e", {WorkerBeat: self._beat})
-        self.endpoint = self._server.endpoint
+        self.server = Server(f"ipc://{folder}/e", {WorkerBeat: self._beat})
         self.num_beats = 0
         self.aborts: list[Abort] = []
-        self._is_over = threading.Event()
-        self._thread = threading.Thread(target=self._serve)
-        self._thread.start()
 
     def _beat(self, message: Message, peer: bytes) -> None:
         del message
         self.num_beats += 1
-        self._server.send(peer, Acknowledged(stored=(-1, -1), incarnation=1))
+        self.server.send(peer, Acknowledged(stored=(-1, -1), incarnation=1))
         while self.aborts:
-            self._server.send(peer, self.aborts.pop())
-
-    def _serve(self) -> None:
-        while not self._is_over.is_set():
-            if self._server.socket.poll(20):
-                self._server.handle_ready()
-        self._server.close()
-
-    def close(self) -> None:
-        self._is_over.set()
-        self._thread.join()
+            self.server.send(peer, self.aborts.pop())
 
 
 @contextlib.contextmanager
@@ -85,16 +71,13 @@ def test_a_worker_that_was_frozen_does_not_take_its_executor_for_silent(
     executor = Executor(tmp_path)
     received: list[Message] = []
     silences: list[float] = []
-    try:
-        with linked(executor.endpoint, received, silences):
-            for stall in range(3):
-                wait_for_more(lambda: executor.num_beats)
-                executor.aborts.append(Abort(generation=stall))
-                clock[0] += 3 * LIMIT_S
-                wait_for_more(lambda: executor.num_beats)
-                wait_for_more(lambda: len(received), than=stall)
-    finally:
-        executor.close()
+    with serving(executor.server), linked(executor.server.endpoint, received, silences):
+        for stall in range(3):
+            wait_for_more(lambda: executor.num_beats)
+            executor.aborts.append(Abort(generation=stall))
+            clock[0] += 3 * LIMIT_S
+            wait_for_more(lambda: executor.num_beats)
+            wait_for_more(lambda: len(received), than=stall)
     assert received == [Abort(generation=stall) for stall in range(3)]
     assert max(silences) < LIMIT_S
 

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from headway.common.wire.server import Server
 
 
 @contextlib.contextmanager
-def serving(server: Server) -> Iterator[Server]:
+def serving(server: Server, turn: Callable[[], object] = lambda: None) -> Iterator[Server]:
     """Serve in a thread until the block ends, then close ``server``.
 
-    Only that thread may use it.
+    Only that thread may use it, and it calls ``turn`` at least every 10 ms.
     """
     ended = threading.Event()
 
@@ -21,6 +21,7 @@ def serving(server: Server) -> Iterator[Server]:
         while not ended.is_set():
             if server.socket.poll(10):
                 server.handle_ready()
+            turn()
 
     thread = threading.Thread(target=serve, name="serving")
     thread.start()

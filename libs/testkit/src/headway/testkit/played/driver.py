@@ -5,7 +5,7 @@ It holds the lease, answers beats and keeps what it is sent.
 
 from __future__ import annotations
 
-import threading
+import math
 import time
 from pathlib import Path
 
@@ -16,11 +16,12 @@ from headway.common.wire.messages.executor import DriverBeat
 from headway.common.wire.server import Server
 from headway.launch.cluster import ClusterFolder
 from headway.launch.lease.file import FileLease, Holder, LeaseTerm, SupersededError
+from headway.testkit.wire.server_thread import serving
 
 RENEW_S = 0.2
 
 
-class LoneDriver:
+class PlayedDriver:
     """One thread with one ROUTER; to be closed."""
 
     def __init__(self, cluster: ClusterFolder, run_dir: Path, run_id: str) -> None:
@@ -40,7 +41,7 @@ class LoneDriver:
         self.epoch = epoch
         self._peers: dict[int, bytes] = {}
         self._orders: list[tuple[int, Message]] = []
-        self._is_closed = threading.Event()
+        self._renew_at = 0.0
         keys = cluster.key_of("driver")
         self._server = Server(
             "tcp://127.0.0.1:0",
@@ -59,8 +60,8 @@ class LoneDriver:
             epoch, 0, me.pid, me.start_ticks, self._server.endpoint, keys.public.decode()
         )
         self._tenure = LeaseTerm(lease, holder)
-        self._thread = threading.Thread(target=self._serve, daemon=True)
-        self._thread.start()
+        self._serving = serving(self._server, self._turn)
+        self._serving.__enter__()
 
     def order(self, node: int, message: Message) -> None:
         """Send a note to the executor of a node that has sent a beat."""
@@ -73,24 +74,18 @@ class LoneDriver:
 
     def close(self) -> None:
         """Stop renewing and answering, as a driver that has died."""
-        self._is_closed.set()
-        self._thread.join()
+        self._serving.__exit__(None, None, None)
 
-    def _serve(self) -> None:
-        renew_at = 0.0
-        while not self._is_closed.is_set():
-            if self._server.socket.poll(10):
-                self._server.handle_ready()
-            while self._orders:
-                node, message = self._orders.pop(0)
-                self._server.send(self._peers[node], message)
-            if time.monotonic() >= renew_at:
-                renew_at = time.monotonic() + RENEW_S
-                try:
-                    self._tenure.renew()
-                except SupersededError:
-                    break
-        self._server.close()
+    def _turn(self) -> None:
+        while self._orders:
+            node, message = self._orders.pop(0)
+            self._server.send(self._peers[node], message)
+        if time.monotonic() >= self._renew_at:
+            self._renew_at = time.monotonic() + RENEW_S
+            try:
+                self._tenure.renew()
+            except SupersededError:
+                self.answers, self._renew_at = False, math.inf
 
     def _beat(self, beat: NodeBeat, peer: bytes) -> None:
         self.beats.append(beat)

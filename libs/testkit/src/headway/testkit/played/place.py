@@ -19,7 +19,15 @@ from headway.common.wire.addresses import Network
 from headway.common.wire.client import Client
 from headway.common.wire.keys import KeyPair
 from headway.common.wire.message import Message
-from headway.common.wire.messages.driver import GetStatus, Joined, NodeBeat, Relay, Seals, Status
+from headway.common.wire.messages.driver import (
+    GetStatus,
+    Join,
+    Joined,
+    NodeBeat,
+    Relay,
+    Seals,
+    Status,
+)
 from headway.common.wire.messages.executor import (
     DriverBeat,
     KillWorker,
@@ -91,18 +99,17 @@ class Place:
 
     def start_as(self, epoch: int) -> subprocess.Popen[bytes]:
         """Start a driver with this epoch."""
-        command = [
-            sys.executable,
-            "-m",
-            "headway.controller",
-            "driver",
-            "--run",
-            str(self.run.path),
-        ]
-        command += ["--cluster", str(self.cluster.path), "--node", "0", "--epoch", str(epoch)]
-        with (self.run.path / "driver.log").open("ab") as log:
-            self.processes.append(subprocess.Popen(command, stdout=log, stderr=log))
-        return self.processes[-1]
+        words = ["--run", self.run.path, "--cluster", self.cluster.path, "--node", 0]
+        command = [sys.executable, "-m", "headway.controller", "driver", *map(str, words)]
+        with self.log.open("ab") as log:
+            process = subprocess.Popen([*command, "--epoch", str(epoch)], stdout=log, stderr=log)
+        self.processes.append(process)
+        return process
+
+    @property
+    def log(self) -> Path:
+        """What the drivers print."""
+        return self.run.path / "driver.log"
 
     def holder(self, epoch: int = 0) -> Holder:
         """The published holder, of this epoch or a later one."""
@@ -111,8 +118,7 @@ class Place:
             found = self.lease.look().holder
             return found if found is not None and found.epoch >= epoch else None
 
-        log = self.run.path / "driver.log"
-        assert wait_until(lambda: find() is not None, LIMIT_S), log.read_text()[-3000:]
+        assert wait_until(lambda: find() is not None, LIMIT_S), self.log.read_text()[-3000:]
         found = find()
         assert found is not None
         return found
@@ -168,14 +174,22 @@ class JoinedPlace(Place):
         )
         self.bundle.save(self.run.bundle)
 
-    def join(self, node: int, keys: KeyPair, holder: Holder) -> None:
-        """Have one node join, as its machine would."""
+    def question(self, node: int, keys: KeyPair, **changes: Any) -> Join:
+        """What the machine of a node sends, with a valid token; each node is another machine."""
         token = tokens.mint(self.bundle.secret, self.run.run_id, node)
-        question = this_machine(node, keys.public, token=token)
-        question = msgspec.structs.replace(question, uid=f"machine-{node}")  # type: ignore[type-var]
+        made = this_machine(node, keys.public, token=token)
+        return changed(made, {"uid": f"machine-{node}", **changes})
+
+    def join(self, node: int, keys: KeyPair, holder: Holder) -> Joined:
+        """Have one node join, as its machine would, or ask again."""
         server_key = holder.server_key.encode()
         with Client(holder.join_endpoint, keys=keys, server_key=server_key) as client:
-            client.call(question, Joined, timeout_s=LIMIT_S)
+            return client.call(self.question(node, keys), Joined, timeout_s=LIMIT_S)
+
+
+def changed(question: Join, changes: dict[str, Any]) -> Join:
+    """The question with other fields."""
+    return msgspec.structs.replace(question, **changes)  # type: ignore[type-var]
 
 
 def begin(place: Place) -> Peer:

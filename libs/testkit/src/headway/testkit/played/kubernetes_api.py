@@ -1,7 +1,7 @@
 """A stand-in for the API server of Kubernetes: Lease objects over HTTPS, and ways to fail.
 
-``python -m headway.testkit.kubernetes_api FOLDER HOST PORT NAMESPACE NAME`` serves one Lease from
-another machine, until it is ended.
+``python -m headway.testkit.played.kubernetes_api FOLDER HOST PORT NAMESPACE NAME`` serves one
+Lease from another machine, until it is ended.
 """
 
 from __future__ import annotations

@@ -1,0 +1,1 @@
+"""Processes that tests play towards real ones, over real sockets: a driver, executors, joiners."""
