@@ -1,6 +1,6 @@
 """Write ``oracle.json``: what training each model of ``oracle_cases`` must give.
 
-    python tests/golden/make_oracle.py
+    python -m tests.golden.make_oracle
 
 The oracle is ``transformers``' own model in fp64, whole, in one process, with an AdamW of a few
 lines. A step's loss is the sum over the labels that count in all micro-batches, divided by their
@@ -19,11 +19,12 @@ from typing import Any
 import torch
 import transformers
 from headway.common.config import from_dict
-from headway.testkit.trainer.oracle_cases import CASES, LR, STEPS, WEIGHT_DECAY, Case, save
 from headway.testkit.trainer.synthetic import SyntheticSource
 from headway.trainer.config import RunConfig
 from safetensors.torch import load_file
 from torch.nn.functional import cross_entropy
+
+from tests.golden.oracle_cases import CASES, LR, STEPS, WEIGHT_DECAY, Case, save
 
 RESULT = Path(__file__).parent / "oracle.json"
 

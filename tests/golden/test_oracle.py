@@ -9,10 +9,11 @@ import tomllib
 from pathlib import Path
 
 import pytest
-from headway.testkit.trainer.oracle_cases import CASES, STEPS, save
 from headway.testkit.trainer.pool import WorkerPool
 from headway.testkit.trainer.training import train_layout
 from headway.trainer.exchange.importing import import_model
+
+from tests.golden.oracle_cases import CASES, STEPS, save
 
 ORACLE = json.loads((Path(__file__).parent / "oracle.json").read_text())
 

@@ -17,7 +17,8 @@ from headway.ckpt_store.server import ServeOptions, Store
 from headway.ckpt_store.verify import read_shard, verify
 from headway.common.errors import CorruptError
 from headway.testkit import snapshots
-from headway.testkit.crash_points import Fate, Op, RecordingFiles, replay
+
+from services.ckpt_store.tests.crash_points import Fate, Op, RecordingFiles, replay
 
 WORLD_SIZE = 2
 

@@ -25,9 +25,10 @@ from headway.ckpt_store.manifest import step_dir_name
 from headway.ckpt_store.state import FlushSlot, FolderSeen, JobDone, JobFailed, Slot
 from headway.ckpt_store.upkeep import remove_leftovers
 from headway.testkit import snapshots
-from headway.testkit.crash_points import Op, RecordingFiles, replay
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
+from services.ckpt_store.tests.crash_points import Op, RecordingFiles, replay
 
 
 @given(pieces=st.lists(st.tuples(st.integers(0, 20000), st.booleans()), max_size=6))

@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from headway.testkit.checkpoint_histories import Disk, History
+
+from services.ckpt_store.tests.checkpoint_histories import Disk, History
 
 BLOCKS, SEEDS = 20, 25
 LEAST = {"restored": 15, "complete": 15, "refused": 3, "no_room": 5, "killed": 5}

@@ -13,7 +13,8 @@ from headway.ckpt_store.client import CheckpointClient
 from headway.ckpt_store.files import Files, NewFile
 from headway.ckpt_store.folder import look
 from headway.ckpt_store.incarnation import Holder
-from headway.testkit.checkpoint_histories import Disk, DiskClient, DiskFiles, KilledError
+
+from services.ckpt_store.tests.checkpoint_histories import Disk, DiskClient, DiskFiles, KilledError
 
 KEEP = 1
 STATE_BYTES = 1 << 16

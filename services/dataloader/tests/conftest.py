@@ -10,8 +10,9 @@ from pathlib import Path
 import pytest
 from headway.dataloader.config import DataConfig
 from headway.dataloader.prepare import prepare
-from headway.testkit.bad_disk import BadDisk, daemon_on_a_bad_disk
 from headway.testkit.data_daemon import Daemon, running_daemon
+
+from services.dataloader.tests.bad_disk import BadDisk, daemon_on_a_bad_disk
 
 WORDS = [
     "the",

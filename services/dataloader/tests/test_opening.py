@@ -16,8 +16,9 @@ from headway.dataloader import ring_source
 from headway.dataloader.client import DataClient
 from headway.dataloader.config import stream_spec
 from headway.dataloader.digests import digests_path
-from headway.testkit.bad_disk import BadDisk
 from headway.testkit.data_daemon import Daemon, in_process, rows, write_tokens
+
+from services.dataloader.tests.bad_disk import BadDisk
 
 
 def after(num_asked: int) -> tuple[Callable[[], bool], list[int]]:

@@ -20,8 +20,9 @@ from headway.dataloader.digests import digests_path
 from headway.dataloader.formats import bin_path
 from headway.dataloader.prefetch import Prefetcher
 from headway.dataloader.trouble import Trouble, error_path, read_trouble, write_trouble
-from headway.testkit.bad_disk import BadDisk
 from headway.testkit.data_daemon import in_process, rows, running_daemon, write_tokens
+
+from services.dataloader.tests.bad_disk import BadDisk
 
 
 def errors(bad_disk: BadDisk) -> list[str]:

@@ -21,7 +21,7 @@ def test_processes_agree_with_one_rank(
         {"tp": tp, "rank": rank, "generation": generation, "folder": str(tmp_path), "block": block}
         for rank in range(tp)
     ]
-    reports = pool.run("headway.testkit.trainer.model_jobs:tp_pass", args)
+    reports = pool.run("headway.testkit.trainer.jobs:tp_pass", args)
     assert [report["loss"] for report in reports] == pytest.approx([wanted_loss] * tp, rel=1e-12)
     norm_square = sum(report["norm_square"] for report in reports)
     assert norm_square == pytest.approx(alone.flat.norm_square(0).item(), rel=1e-10)

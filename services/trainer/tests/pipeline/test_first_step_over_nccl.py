@@ -1,15 +1,23 @@
 """The first step of a pipeline over NCCL, in which hosts may wait for an idle device, and aborts;
-see ``headway.testkit.trainer.nccl_devices``."""
+see ``nccl_devices``."""
 
 from __future__ import annotations
 
 import random
 
 import pytest
-from headway.testkit.trainer.nccl_devices import carry_out, stranded_by_aborts
-from headway.testkit.trainer.nccl_late import LATE, step_of
-from headway.testkit.trainer.nccl_model import SHAPES, FakeChunk, Trace, by_pair, lowered, pass_of
 from headway.trainer.comm.interface import Aborted
+
+from services.trainer.tests.pipeline.nccl_devices import carry_out, stranded_by_aborts
+from services.trainer.tests.pipeline.nccl_late import LATE, step_of
+from services.trainer.tests.pipeline.nccl_model import (
+    SHAPES,
+    FakeChunk,
+    Trace,
+    by_pair,
+    lowered,
+    pass_of,
+)
 
 TRAINING = [(n, pp, vp) for n, pp, vp in SHAPES if n != "forward-only" and pp != 3 and vp < 3]
 

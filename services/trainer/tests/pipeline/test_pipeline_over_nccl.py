@@ -1,5 +1,5 @@
 """A pipeline runs over communicators that, as NCCL's, keep strictly to the order issued; see
-``headway.testkit.trainer.nccl_model``."""
+``services.trainer.tests.pipeline.nccl_model``."""
 
 from __future__ import annotations
 
@@ -12,8 +12,12 @@ import pytest
 import torch
 from headway.common.plan.schedule import generate, lower
 from headway.common.plan.schedule.actions import RECEIVES, Action, Kind
-from headway.testkit.trainer.nccl_devices import carry_out
-from headway.testkit.trainer.nccl_model import (
+from headway.trainer.pipeline.executor import MAX_UNFINISHED_SENDS, Pipeline
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from services.trainer.tests.pipeline.nccl_devices import carry_out
+from services.trainer.tests.pipeline.nccl_model import (
     SHAPES,
     Factory,
     FakeChunk,
@@ -26,9 +30,6 @@ from headway.testkit.trainer.nccl_model import (
     lowered,
     passes_of,
 )
-from headway.trainer.pipeline.executor import MAX_UNFINISHED_SENDS, Pipeline
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 
 @pytest.mark.parametrize(("name", "pp", "vp"), SHAPES)

@@ -10,7 +10,7 @@ The rules it holds, in the order in which they matter:
 4. Removal of a folder is one rename (and a sync) before any file in it goes, so no
   half of it is ever seen.
 
-``headway.testkit.crash_points`` has a variant that records these calls for crash-point tests.
+The crash-point tests have a variant that records these calls.
 """
 
 from __future__ import annotations

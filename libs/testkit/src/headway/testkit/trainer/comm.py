@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import torch
+from headway.testkit.trainer.threads import run_threads
 from headway.trainer.comm.interface import Done, Op, Ticket
 
 T = TypeVar("T")
@@ -101,29 +102,6 @@ class ThreadComm:
 
 
 def run_ranks(size: int, member: Callable[[ThreadComm], T]) -> list[T]:
-    """Run ``member`` once per rank, each in a thread of its own; results in rank order.
-
-    Raises:
-        BaseException: the first failure of a member; the others are freed.
-    """
+    """Run ``member`` once per rank; see ``run_threads``."""
     meeting = _Meeting(size)
-    results: list[Any] = [None] * size
-    failures: list[BaseException] = []
-
-    def run(rank: int) -> None:
-        try:
-            results[rank] = member(ThreadComm(meeting, rank))
-        except BaseException as failure:
-            failures.append(failure)
-            meeting.leave()
-
-    threads = [threading.Thread(target=run, args=(rank,), daemon=True) for rank in range(size)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    if failures:
-        raise next(
-            (f for f in failures if not isinstance(f, threading.BrokenBarrierError)), failures[0]
-        )
-    return results
+    return run_threads(size, lambda rank: member(ThreadComm(meeting, rank)), meeting.leave)

@@ -5,32 +5,27 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from queue import SimpleQueue
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from headway.common.plan.grid import Grid
+from headway.testkit.trainer.threads import LIMIT_S, run_threads
 from headway.trainer.comm.channel import Channels
 from headway.trainer.comm.groups import Groups, build
 from headway.trainer.comm.store import StoreEndpoint
 
 T = TypeVar("T")
-LIMIT_S = 60.0
 
 
 def over_gloo(grid: Grid, member: Callable[[Groups], T]) -> list[T]:
-    """Run ``member`` on every rank of real groups, each rank in a thread; results in rank order.
-
-    Raises:
-        BaseException: the first failure of a member.
-    """
+    """Run ``member`` on every rank of real groups; see ``run_threads``."""
     endpoints: SimpleQueue[StoreEndpoint] = SimpleQueue()
-    results: dict[int, Any] = {}
     last = threading.Barrier(grid.world_size, timeout=LIMIT_S)
 
     def announce(endpoint: StoreEndpoint) -> None:
         for _ in range(grid.world_size - 1):
             endpoints.put(endpoint)
 
-    def run(rank: int) -> None:
+    def run(rank: int) -> T:
         joined = build(
             0,
             grid,
@@ -42,22 +37,13 @@ def over_gloo(grid: Grid, member: Callable[[Groups], T]) -> list[T]:
             timeout_s=20.0,
         )
         try:
-            results[rank] = member(joined)
+            result = member(joined)
             last.wait()
-        except BaseException as error:
-            results[rank] = error
+            return result
+        except BaseException:
             last.abort()
+            raise
         finally:
             joined.release()
 
-    threads = [threading.Thread(target=run, args=(rank,)) for rank in range(grid.world_size)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(LIMIT_S)
-    failures = [result for result in results.values() if isinstance(result, BaseException)]
-    broken = [f for f in failures if not isinstance(f, threading.BrokenBarrierError)]
-    for failure in broken or failures:
-        raise failure
-    assert not any(thread.is_alive() for thread in threads)
-    return [results[rank] for rank in range(grid.world_size)]
+    return run_threads(grid.world_size, run, last.abort)

@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 from headway.common.plan.grid import Grid
+from headway.testkit.trainer.models import Part, random_batch, tiny_model
 from headway.testkit.trainer.pool import FileRendezvous, WorkerContext
 from headway.trainer.comm.channel import Channels
 from headway.trainer.comm.groups import Groups, build
@@ -30,8 +31,9 @@ def join(
     generation: int,
     folder: str,
     timeout_s: float = GROUP_TIMEOUT_S,
+    **options: Any,
 ) -> Groups:
-    """Enter ``generation`` and build its groups."""
+    """Enter ``generation`` and build its groups; ``options`` as of ``build``."""
     channels = Channels()
     context.fence.enter(generation, channels)
     meeting = FileRendezvous(folder, generation, context.fence)
@@ -44,6 +46,7 @@ def join(
         lookup=meeting.lookup,
         channels=channels,
         timeout_s=timeout_s,
+        **options,
     )
 
 
@@ -67,6 +70,23 @@ def exchange(
         context.fence.leave(broken=False)
         groups.release()
     return report
+
+
+def tp_pass(
+    context: WorkerContext, *, tp: int, rank: int, generation: int, folder: str, block: str
+) -> Any:
+    """Loss, squared norm and, by name, the squared gradient norms of this rank's pieces."""
+    groups = join(context, Grid(tp=tp, pp=1, dp=1), rank, generation, folder)
+    try:
+        model = tiny_model(block)
+        part = Part(model, comm=groups["tp"])
+        loss = part.run(random_batch(model))
+        part.chunk.finish_grads()
+        squares = {name: grad.square().sum().item() for name, grad in part.grads().items()}
+        return {"loss": loss, "norm_square": part.flat.norm_square(rank).item(), "squares": squares}
+    finally:
+        context.fence.leave(broken=False)
+        groups.release()
 
 
 def reduce_once(comm: Any, rank: int) -> float:

@@ -20,8 +20,9 @@ import torch
 from headway.common.config import from_dict
 from headway.common.wire.messages.worker import Steer
 from headway.testkit.trainer.pool import WorkerContext
+from headway.testkit.trainer.sessions import arena_at
 from headway.testkit.trainer.synthetic import synthetic
-from headway.testkit.trainer.training import arena_opener, run_generation
+from headway.testkit.trainer.training import arena_path, run_generation
 from headway.trainer.comm.channel import Channels
 from headway.trainer.comm.gloo import GlooComm
 from headway.trainer.comm.groups import Groups
@@ -131,7 +132,7 @@ class _Kept:
             config,
             rank,
             data_factory=synthetic(config, rank),
-            open_arena=arena_opener(folder, rank),
+            open_arena=arena_at(arena_path(folder, rank), rank),
             recorder=self.recorder,
         )
 
@@ -276,23 +277,10 @@ def settled(
 class _MallInfo(ctypes.Structure):
     """glibc's ``struct mallinfo2``."""
 
-    _fields_ = [
-        (name, ctypes.c_size_t)
-        for name in (
-            [
-                "arena",
-                "ordblks",
-                "smblks",
-                "hblks",
-                "hblkhd",
-                "usmblks",
-                "fsmblks",
-                "uordblks",
-                "fordblks",
-                "keepcost",
-            ]
-        )
-    ]
+    _fields_ = [(name, ctypes.c_size_t) for name in (
+        "arena", "ordblks", "smblks", "hblks", "hblkhd",
+        "usmblks", "fsmblks", "uordblks", "fordblks", "keepcost",
+    )]  # fmt: skip
 
 
 def _malloc_bytes() -> int:

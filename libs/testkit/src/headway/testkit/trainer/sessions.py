@@ -30,14 +30,14 @@ def one_rank(data: Path | None = None, **train: Any) -> RunConfig:
     return from_dict(RunConfig, settings)
 
 
-def arena_at(path: Path) -> ArenaFactory:
-    """Makes the arena of rank 0 at ``path``, or opens the one that is there, as a rank does."""
+def arena_at(path: Path, rank: int = 0) -> ArenaFactory:
+    """Makes a rank's arena at ``path``, or opens the one that is there, as a rank does."""
 
     def open_arena(slot_bytes: int, layout: bytes) -> Arena:
         return open_or_replace(
             path,
             run_id=RUN_ID,
-            rank=0,
+            rank=rank,
             slot_bytes=slot_bytes,
             layout=layout,
             difference=difference,

@@ -17,18 +17,17 @@ import numpy.typing as npt
 import torch
 from headway.common.config import from_dict
 from headway.common.node.arena import Arena
-from headway.common.node.arena_file import open_or_replace
 from headway.common.node.failpoints import add_where, configure
-from headway.testkit.trainer.pool import FileRendezvous, WorkerContext, WorkerPool
+from headway.testkit.trainer.jobs import join
+from headway.testkit.trainer.pool import WorkerContext, WorkerPool
+from headway.testkit.trainer.sessions import arena_at
 from headway.testkit.trainer.synthetic import synthetic
-from headway.trainer.comm.channel import Channels
-from headway.trainer.comm.groups import Groups, build
+from headway.trainer.comm.groups import Groups
 from headway.trainer.comm.interface import Aborted
 from headway.trainer.config import RunConfig
 from headway.trainer.device.choose import take_device
 from headway.trainer.session.hooks import StepHooks, StepResult
-from headway.trainer.session.session import ArenaFactory, Session, Source
-from headway.trainer.state.layout_check import difference
+from headway.trainer.session.session import Session, Source
 
 TIMEOUT_S = 20.0
 Array = npt.NDArray[Any]
@@ -102,7 +101,7 @@ def train(
     place = Path(folder)
     session = context.kept.get(keep) if keep else None
     if session is None:
-        opener = arena_opener(place, rank) if arena else None
+        opener = arena_at(arena_path(place, rank), rank) if arena else None
         session = Session(
             run,
             rank,
@@ -283,18 +282,13 @@ def build_groups(
     device: torch.device | None = None,
 ) -> Groups:
     """Enter ``generation`` and build its groups."""
-    channels = Channels()
-    context.fence.enter(generation, channels)
-    meeting = FileRendezvous(folder, generation, context.fence)
-    return build(
-        generation,
+    return join(
+        context,
         run.parallel.grid,
         rank,
-        host="127.0.0.1",
-        announce=meeting.announce,
-        lookup=meeting.lookup,
-        channels=channels,
-        timeout_s=timeout_s,
+        generation,
+        folder,
+        timeout_s,
         device=device,
         joins_ends=run.model.architecture.tied,
     )
@@ -303,23 +297,6 @@ def build_groups(
 def _gpu(rank: int) -> torch.device:
     os.environ |= {"NCCL_SOCKET_IFNAME": "lo", "NCCL_HOSTID": f"headway-test-{rank}"}
     return take_device(rank)
-
-
-def arena_opener(folder: Path, rank: int) -> ArenaFactory:
-    """Makes or opens the rank's arena in ``folder``."""
-    path = arena_path(folder, rank)
-
-    def open_arena(slot_bytes: int, layout: bytes) -> Arena:
-        return open_or_replace(
-            path,
-            run_id="0123abcd",
-            rank=rank,
-            slot_bytes=slot_bytes,
-            layout=layout,
-            difference=difference,
-        )
-
-    return open_arena
 
 
 def _durable(folder: Path, rank: int, step: int) -> tuple[npt.NDArray[np.uint8], bytes]:

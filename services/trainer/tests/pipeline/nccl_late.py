@@ -7,8 +7,9 @@ from typing import Any
 
 import torch
 from headway.common.plan.schedule.actions import Kind, Schedule
-from headway.testkit.trainer.nccl_model import FakeChunk, Trace, by_pair, lowered, pass_of
 from headway.trainer.session.rehearsal import EchoPipe, enough
+
+from services.trainer.tests.pipeline.nccl_model import FakeChunk, Trace, by_pair, lowered, pass_of
 
 LATE = ("forward", "backward", "weight", "optimizer", "lock", "grow", "free")
 """What keeps a host: the first launch of a forward, a backward, a weight's backward or the

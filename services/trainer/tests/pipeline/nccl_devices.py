@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Sequence
 
-from headway.testkit.trainer.nccl_model import Message, Trace
+from services.trainer.tests.pipeline.nccl_model import Message, Trace
 
 
 class Devices:

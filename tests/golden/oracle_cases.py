@@ -1,7 +1,7 @@
 """Small Hugging Face models whose training is known to 1e-9 from ``transformers`` in fp64.
 
 A folder of one is written here from a seed, without ``transformers``: the numbers that training it
-must give lie beside the tests, and ``tests/golden/make_oracle.py`` computes them.
+must give lie beside the tests, and ``make_oracle.py`` computes them.
 """
 
 from __future__ import annotations
