@@ -51,7 +51,7 @@ def test_a_weight_gradient_lets_go_of_its_tensors_before_the_next_one_runs() -> 
             alive.append((len(self.tensor), sum(r() is not None for r in references)))
 
     for tensor in tensors:
-        tape.wait(Watched(tensor))
+        tape.queue(Watched(tensor))
     del tensor, tensors
     tape.finish()
     assert alive == [(3, 4), (3, 3), (3, 2), (3, 1)]

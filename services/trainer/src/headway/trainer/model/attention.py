@@ -106,7 +106,7 @@ class Attention:
             if at.rope is not None:
                 grad = rotate(grad, at.rope[0], -at.rope[1])  # the map is orthogonal
             grad, grad_weight = self.kernels.rms_norm_backward(grad, *kept, _wide(weight))
-            tape.wait(VectorGrad(weight, grad_weight))
+            tape.queue(VectorGrad(weight, grad_weight))
             found.append(grad)
         return found[0], found[1]
 

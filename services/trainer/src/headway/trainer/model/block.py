@@ -13,7 +13,7 @@ from headway.trainer.model.attention import Attention
 from headway.trainer.model.layers import Activation, Norm
 from headway.trainer.model.linear import ColumnLinear, RowLinear, RowPair
 from headway.trainer.model.positions import Positions
-from headway.trainer.model.tape import Tape
+from headway.trainer.model.tape import Kept, Tape
 
 
 class Block(Protocol):
@@ -49,15 +49,15 @@ class SerialBlock:
     def forward(self, x: torch.Tensor, at: Positions, tape: Tape | None) -> torch.Tensor:
         """See ``Block``."""
         normed = self.norm1.forward(x, tape)
-        qkv = self.qkv.forward(normed, tape, self.norm1.again(x) if self.recompute_cheap else None)
+        qkv = self.qkv.forward(normed, tape, _recompute(self, self.norm1, x))
         del normed
         h = x + self.out.forward(self.attention.forward(qkv, at, tape), tape)
         del qkv
         normed = self.norm2.forward(h, tape)
-        wide = self.up.forward(normed, tape, self.norm2.again(h) if self.recompute_cheap else None)
+        wide = self.up.forward(normed, tape, _recompute(self, self.norm2, h))
         del normed
-        again = self.activation.again(wide) if self.recompute_cheap else None
-        return h + self.down.forward(self.activation.forward(wide, tape), tape, again)
+        recompute = _recompute(self, self.activation, wide)
+        return h + self.down.forward(self.activation.forward(wide, tape), tape, recompute)
 
     def backward(self, grad: torch.Tensor, tape: Tape) -> torch.Tensor:
         """See ``Block``."""
@@ -86,12 +86,14 @@ class ParallelBlock:
     def forward(self, x: torch.Tensor, at: Positions, tape: Tape | None) -> torch.Tensor:
         """See ``Block``."""
         normed = self.norm.forward(x, tape)
-        wide = self.wide.forward(normed, tape, self.norm.again(x) if self.recompute_cheap else None)
+        wide = self.wide.forward(normed, tape, _recompute(self, self.norm, x))
         del normed
         qkv, up = wide[..., : self.qkv_width], wide[..., self.qkv_width :]
         attended = self.attention.forward(qkv, at, tape)
-        again = self.activation.again(up) if self.recompute_cheap else None
-        return x + self.out_down.forward(attended, self.activation.forward(up, tape), tape, again)
+        recompute = _recompute(self, self.activation, up)
+        return x + self.out_down.forward(
+            attended, self.activation.forward(up, tape), tape, recompute
+        )
 
     def backward(self, grad: torch.Tensor, tape: Tape) -> torch.Tensor:
         """See ``Block``."""
@@ -120,14 +122,15 @@ class TwoNormBlock:
 
     def forward(self, x: torch.Tensor, at: Positions, tape: Tape | None) -> torch.Tensor:
         """See ``Block``."""
-        again1, again2 = (
-            (self.norm1.again(x), self.norm2.again(x)) if self.recompute_cheap else (None, None)
-        )
-        qkv = self.qkv.forward(self.norm1.forward(x, tape), tape, again1)
+        recompute = _recompute(self, self.norm1, x)
+        qkv = self.qkv.forward(self.norm1.forward(x, tape), tape, recompute)
         attended = self.attention.forward(qkv, at, tape)
-        wide = self.up.forward(self.norm2.forward(x, tape), tape, again2)
-        again = self.activation.again(wide) if self.recompute_cheap else None
-        return x + self.out_down.forward(attended, self.activation.forward(wide, tape), tape, again)
+        recompute = _recompute(self, self.norm2, x)
+        wide = self.up.forward(self.norm2.forward(x, tape), tape, recompute)
+        recompute = _recompute(self, self.activation, wide)
+        return x + self.out_down.forward(
+            attended, self.activation.forward(wide, tape), tape, recompute
+        )
 
     def backward(self, grad: torch.Tensor, tape: Tape) -> torch.Tensor:
         """See ``Block``."""
@@ -163,3 +166,10 @@ class RecomputedBlock:
         grad = self.block.backward(grad, inner)
         tape.adopt(inner)
         return grad
+
+
+def _recompute(
+    block: SerialBlock | ParallelBlock | TwoNormBlock, layer: Norm | Activation, x: torch.Tensor
+) -> Kept | None:
+    """What makes the output of ``layer`` for ``x`` again; None where the output is kept."""
+    return layer.recompute(x) if block.recompute_cheap else None

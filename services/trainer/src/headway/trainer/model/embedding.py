@@ -50,9 +50,9 @@ class Embedding:
         local, absent, rows = tape.pop()
         pending = self.tp.all_gather(grad)
         tape.flush()
-        tape.wait(RowsGrad(self.weight, pending, local, absent))
+        tape.queue(RowsGrad(self.weight, pending, local, absent))
         if self.positions is not None:
-            tape.wait(RowsGrad(self.positions, grad, rows.expand(grad.shape[:2]), None))
+            tape.queue(RowsGrad(self.positions, grad, rows.expand(grad.shape[:2]), None))
 
     def _rows(self, at: Positions, length: int) -> torch.Tensor:
         """Places of this rank's piece of the sequence, [seq/tp, 1 or micro_batch]."""

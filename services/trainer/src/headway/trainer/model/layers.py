@@ -18,7 +18,7 @@ class Norm(Protocol):
     def forward(self, x: torch.Tensor, tape: Tape | None) -> torch.Tensor:
         """Normalise, and keep ``x`` and its statistics."""
 
-    def again(self, x: torch.Tensor) -> Callable[[], torch.Tensor]:
+    def recompute(self, x: torch.Tensor) -> Callable[[], torch.Tensor]:
         """A function that makes the output for ``x`` again."""
 
     def backward(self, grad: torch.Tensor, tape: Tape) -> torch.Tensor:
@@ -38,7 +38,7 @@ class LayerNorm:
             tape.push((x, mean, rstd))
         return y
 
-    def again(self, x: torch.Tensor) -> Callable[[], torch.Tensor]:
+    def recompute(self, x: torch.Tensor) -> Callable[[], torch.Tensor]:
         """See ``Norm``."""
         return lambda: self.forward(x, None)
 
@@ -48,8 +48,8 @@ class LayerNorm:
         grad_x, grad_weight, grad_bias = self.kernels.layer_norm_backward(
             grad, x, mean, rstd, *self._scales()
         )
-        tape.wait(VectorGrad(self.weight, grad_weight))
-        tape.wait(VectorGrad(self.bias, grad_bias))
+        tape.queue(VectorGrad(self.weight, grad_weight))
+        tape.queue(VectorGrad(self.bias, grad_bias))
         return grad_x
 
     def _scales(self) -> tuple[torch.Tensor, torch.Tensor]:
@@ -70,14 +70,14 @@ class RmsNorm:
             tape.push((x, rstd))
         return y
 
-    def again(self, x: torch.Tensor) -> Callable[[], torch.Tensor]:
+    def recompute(self, x: torch.Tensor) -> Callable[[], torch.Tensor]:
         """See ``Norm``."""
         return lambda: self.forward(x, None)
 
     def backward(self, grad: torch.Tensor, tape: Tape) -> torch.Tensor:
         """See ``Norm``."""
         grad_x, grad_weight = self.kernels.rms_norm_backward(grad, *tape.pop(), self._scale())
-        tape.wait(VectorGrad(self.weight, grad_weight))
+        tape.queue(VectorGrad(self.weight, grad_weight))
         return grad_x
 
     def _scale(self) -> torch.Tensor:
@@ -87,7 +87,7 @@ class RmsNorm:
 class Activation:
     """GELU or SwiGLU between the two matrices of an MLP.
 
-    ``again`` makes its output again from what it keeps.
+    ``recompute`` makes its output again from what it keeps.
     """
 
     def __init__(self, name: str, kernels: Kernels) -> None:
@@ -102,7 +102,7 @@ class Activation:
             tape.push(x)
         return self._apply(x)
 
-    def again(self, x: torch.Tensor) -> Callable[[], torch.Tensor]:
+    def recompute(self, x: torch.Tensor) -> Callable[[], torch.Tensor]:
         """A function that makes the output for ``x`` again."""
         return partial(self._apply, x)
 

@@ -26,11 +26,11 @@ class ColumnLinear:
         self.weight, self.tp, self.bias = weight, tp, bias
 
     def forward(
-        self, x: torch.Tensor, tape: Tape | None, again: Kept | None = None
+        self, x: torch.Tensor, tape: Tape | None, recompute: Kept | None = None
     ) -> torch.Tensor:
-        """Gather and multiply. Keeps ``x``, or ``again``, which makes it again."""
+        """Gather and multiply. Keeps ``x``, or ``recompute``, which makes it again."""
         if tape is not None:
-            tape.push(x if again is None else again)
+            tape.push(x if recompute is None else recompute)
         bias = None if self.bias is None else self.bias.data
         return self.tp.gather_matmul(x, lambda piece: linear(piece, self.weight.data, bias))[1]
 
@@ -46,7 +46,7 @@ class ColumnLinear:
             x = _gathered_later(self.tp, kept) if tape.deferred else self.tp.all_gather(value(kept))
         pending = self.tp.matmul_scatter(grad, lambda piece: input_grad(piece, self.weight.data))
         tape.flush()
-        tape.wait(MatmulGrad(self.weight, grad, x))
+        tape.queue(MatmulGrad(self.weight, grad, x))
         _wait_for_bias(tape, self.bias, grad)
         return pending.wait()
 
@@ -60,11 +60,11 @@ class RowLinear:
         self.weight, self.tp, self.bias = weight, tp, bias
 
     def forward(
-        self, x: torch.Tensor, tape: Tape | None, again: Kept | None = None
+        self, x: torch.Tensor, tape: Tape | None, recompute: Kept | None = None
     ) -> torch.Tensor:
-        """Multiply and sum over ranks. Keeps ``x``, or ``again``."""
+        """Multiply and sum over ranks. Keeps ``x``, or ``recompute``."""
         if tape is not None:
-            tape.push(x if again is None else again)
+            tape.push(x if recompute is None else recompute)
         y = self.tp.matmul_scatter(x, lambda piece: linear(piece, self.weight.data)).wait()
         return y if self.bias is None else y.add_(self.bias.data)
 
@@ -74,7 +74,7 @@ class RowLinear:
         whole, product = self.tp.gather_matmul(
             grad, lambda piece: input_grad(piece, self.weight.data), meanwhile=tape.flush
         )
-        tape.wait(MatmulGrad(self.weight, _for_later(self.tp, tape, grad, whole), tape_x))
+        tape.queue(MatmulGrad(self.weight, _for_later(self.tp, tape, grad, whole), tape_x))
         _wait_for_bias(tape, self.bias, grad)
         return product
 
@@ -92,11 +92,11 @@ class RowPair:
     biases: tuple[Parameter, ...] = ()
 
     def forward(
-        self, a: torch.Tensor, b: torch.Tensor, tape: Tape | None, again: Kept | None = None
+        self, a: torch.Tensor, b: torch.Tensor, tape: Tape | None, recompute: Kept | None = None
     ) -> torch.Tensor:
-        """Multiply both into one sum. Keeps ``a`` and ``b``, or ``again`` instead of ``b``."""
+        """Multiply both into one sum. Keeps ``a`` and ``b``, or ``recompute`` instead of ``b``."""
         if tape is not None:
-            tape.push((a, b if again is None else again))
+            tape.push((a, b if recompute is None else recompute))
         total = add_linear(linear(a, self.first.data), b, self.second.data)
         y = self.tp.reduce_scatter(total).wait()
         for bias in self.biases:
@@ -110,8 +110,8 @@ class RowPair:
         tape.flush()
         whole = pending.wait()
         kept = _for_later(self.tp, tape, grad, whole)
-        tape.wait(MatmulGrad(self.first, kept, a))
-        tape.wait(MatmulGrad(self.second, kept, b))
+        tape.queue(MatmulGrad(self.first, kept, a))
+        tape.queue(MatmulGrad(self.second, kept, b))
         for bias in self.biases:
             _wait_for_bias(tape, bias, grad)
         return input_grad(whole, self.first.data), input_grad(whole, self.second.data)
@@ -120,7 +120,7 @@ class RowPair:
 def _wait_for_bias(tape: Tape, bias: Parameter | None, grad: torch.Tensor) -> None:
     """Queue the gradient of a bias that was added to every token; summed in the master type."""
     if bias is not None:
-        tape.wait(VectorGrad(bias, grad.sum((0, 1), dtype=bias.grad.dtype)))
+        tape.queue(VectorGrad(bias, grad.sum((0, 1), dtype=bias.grad.dtype)))
 
 
 def _for_later(tp: TensorParallel, tape: Tape, piece: torch.Tensor, whole: torch.Tensor) -> Kept:

@@ -91,7 +91,7 @@ class OwnBlock:
         with self._named():
             grad_x, *grads = torch.autograd.grad(out, leaves, grad, materialize_grads=True)
         for parameter, value in zip(self._parameters.values(), grads, strict=True):
-            tape.wait(VectorGrad(parameter, value))
+            tape.queue(VectorGrad(parameter, value))
         return grad_x
 
     def _call(self, x: torch.Tensor, at: Positions, values: list[torch.Tensor]) -> torch.Tensor:

@@ -99,7 +99,7 @@ class Tape:
         """Take back what the forward of this layer pushed."""
         return self._saved.pop()
 
-    def wait(self, grad: WeightGrad) -> None:
+    def queue(self, grad: WeightGrad) -> None:
         """Queue a weight gradient."""
         self._waiting.append(grad)
 

@@ -65,7 +65,7 @@ class Layers:
         return _keeping_all(kept, lambda: self.gather(_first(made(kept))))
 
     def queue(self, tape: Tape, numel: int, grad: Held, x: Held) -> None:
-        """``tape.wait(MatmulGrad(...))``."""
+        """``tape.queue(MatmulGrad(...))``."""
         tape.waiting.append(partial(self.weight_grad, numel, grad, x))
 
     # ---- layers.py ----------------------------------------------------------------------------
