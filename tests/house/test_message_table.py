@@ -9,10 +9,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from headway.common.wire.about import About, PartOf, note
+from headway.common.wire.about import About, PartOf
 from headway.common.wire.message import Message, tag_of
 from headway.testkit.wire import all_messages
 from headway.testkit.wire.table import renewed
+from headway.testkit.wire.way import way_of
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "protocol.md"
 MESSAGES = {message.__name__: message for message in all_messages()}
@@ -31,7 +32,8 @@ def test_every_message_has_metadata_of_its_own_and_a_sentence(message: type[Mess
     about = vars(message).get("about")
     assert isinstance(about, About | PartOf), "write about = note(...), request, reply or PartOf"
     assert re.match(r"[A-Z].*\.$", (inspect.getdoc(message) or "").splitlines()[0])
-    assert isinstance(about, PartOf) or (about.rate.strip() and about.on_loss.strip())
+    if isinstance(about, About):
+        assert way_of(about.way).rate.strip() and about.on_loss.strip()
 
 
 @pytest.mark.parametrize(
@@ -39,9 +41,9 @@ def test_every_message_has_metadata_of_its_own_and_a_sentence(message: type[Mess
     ["driver -> nobody over tcp: once", "driver -> executor over udp: once", "driver: once", ""],
 )
 def test_a_way_with_an_unknown_role_or_transport_is_refused(way: str) -> None:
-    assert note("driver -> worker via executor over tcp, then ipc: once", "nothing").via
+    assert way_of("driver -> worker via executor over tcp, then ipc: once").via == "executor"
     with pytest.raises(ValueError, match="does not say how a message travels"):
-        note(way, "nothing")
+        way_of(way)
 
 
 @each_message
@@ -49,7 +51,8 @@ def test_a_message_is_in_the_module_of_who_receives_or_answers_it(message: type[
     about, module = message.about, tag_of(message).partition(".")[0]
     if isinstance(about, PartOf):
         return
-    ends = {about.sender, about.receiver, about.via or ""}
+    way = way_of(about.way)
+    ends = {way.sender, way.receiver, way.via or ""}
     named = {"service": "any service", "health": "monitor"}.get(module, module)
     assert named in ends
 
@@ -68,10 +71,11 @@ def test_a_part_is_a_field_of_the_messages_that_it_names(message: type[Message])
 @each_message
 def test_names_of_messages_in_the_metadata_exist(message: type[Message]) -> None:
     if isinstance(message.about, About):
-        text = f"{message.about.rate} {message.about.on_loss}"
+        rate = way_of(message.about.way).rate
+        text = f"{rate} {message.about.on_loss}"
         named = set(re.findall(r"`([A-Z]\w+)`", text))
         assert named <= set(MESSAGES)
-        assert message.about.kind != "reply" or "one per " in message.about.rate
+        assert message.about.kind != "reply" or "one per " in rate
 
 
 def test_the_page_shows_the_messages_of_today() -> None:

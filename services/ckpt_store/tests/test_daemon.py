@@ -13,7 +13,6 @@ import pytest
 from headway.ckpt_store.folder import CheckpointInfo, mark_generation, newest
 from headway.ckpt_store.manifest import step_dir_name
 from headway.ckpt_store.verify import read_shard, verify
-from headway.common.node import failpoints
 from headway.common.wire.client import Client
 from headway.common.wire.messages.ckpt_store import (
     CheckpointComplete,
@@ -24,6 +23,7 @@ from headway.common.wire.messages.ckpt_store import (
 from headway.common.wire.messages.service import ServiceBeat
 from headway.common.wire.server import Server
 from headway.testkit import snapshots
+from headway.testkit.failpoints import arm, fired
 
 Until = Callable[..., None]
 
@@ -95,7 +95,7 @@ def test_a_daemon_killed_in_the_middle_is_made_up_for_by_its_successor(
         snapshots.seal_step(arena, 0)
         until(lambda: has_step(cluster.checkpoints, 0))
         until(lambda: not arena.busy())
-        failpoints.arm(cluster.failpoints, name, where={"step": 1})
+        arm(cluster.failpoints, name, where={"step": 1})
         snapshots.seal_step(arena, 1)
         daemon = cluster.daemons[0]
         until(lambda: daemon.process.poll() is not None)
@@ -118,13 +118,11 @@ def test_both_daemons_killed_lose_nothing(cluster: Any, until: Until, name: str)
         snapshots.small_arena(cluster.shm_dir(1), 1, 2) as two,
     ):
         for node in (0, 1):
-            failpoints.arm(
-                cluster.failpoints, name, "sleep:600", where={"node": node}, key=f"node-{node}"
-            )
+            arm(cluster.failpoints, name, "sleep:600", where={"node": node}, key=f"node-{node}")
             cluster.start(node)
         for arena in (one, two):
             snapshots.seal_step(arena, 0)
-        until(lambda: len(failpoints.fired(cluster.failpoints)) == 2)
+        until(lambda: len(fired(cluster.failpoints)) == 2)
         for daemon in list(cluster.daemons):
             daemon.kill()
         assert newest(cluster.checkpoints) is None

@@ -12,12 +12,12 @@ from typing import Any
 import pytest
 from headway.ckpt_store.folder import mark_generation, newest
 from headway.ckpt_store.verify import read_shard, verify
-from headway.common.node import failpoints
 from headway.common.node.arena import Arena
 from headway.common.wire.client import Client
 from headway.common.wire.messages.ckpt_store import Flush, StoreStatusReply
 from headway.common.wire.messages.service import Drain, Drained
 from headway.testkit import snapshots
+from headway.testkit.failpoints import arm, fired
 
 Until = Callable[..., None]
 
@@ -150,7 +150,7 @@ def test_a_daemon_killed_while_it_ends_spoils_nothing_and_its_successor_finishes
         snapshots.seal_step(arena, 1)
         until(lambda: durable_step(cluster.checkpoints) == 1 and not arena.busy())
         snapshots.seal_step(arena, 2, wanted=False)
-    failpoints.arm(cluster.failpoints, "store.mid_flush", where={"step": 2})
+    arm(cluster.failpoints, "store.mid_flush", where={"step": 2})
     assert end(daemon) == [-signal.SIGKILL]
     assert durable_step(cluster.checkpoints) == 1
     assert end(start(cluster, 0, 1)) == [0]
@@ -160,10 +160,10 @@ def test_a_daemon_killed_while_it_ends_spoils_nothing_and_its_successor_finishes
 def test_a_second_sigterm_does_not_cut_the_last_write_short(cluster: Any, until: Until) -> None:
     with snapshots.small_arena(cluster.shm_dir()) as arena:
         snapshots.seal_step(arena, 1, wanted=False)
-    failpoints.arm(cluster.failpoints, "store.mid_flush", "sleep:1")
+    arm(cluster.failpoints, "store.mid_flush", "sleep:1")
     daemon = start(cluster, 0, 1)
     daemon.process.send_signal(signal.SIGTERM)
-    until(lambda: failpoints.fired(cluster.failpoints))
+    until(lambda: fired(cluster.failpoints))
     assert end(daemon) == [0]
     assert durable_step(cluster.checkpoints) == 1
 

@@ -12,6 +12,7 @@ from headway.common.node.arena import Arena
 from headway.common.node.failpoints import FailpointError
 from headway.common.node.process import ProcessId
 from headway.common.node.testing import identity, no_leaks, python_child, read_line, send_line
+from headway.testkit.failpoints import arm
 
 SLOT = 1000
 
@@ -204,7 +205,7 @@ def test_an_arena_opened_for_reading_cannot_be_changed(shm: Path) -> None:
 
 def test_the_failpoint_in_seal_lies_before_the_snapshot_counts(shm: Path) -> None:
     failpoints.configure(shm / "fp.bin")
-    failpoints.arm(shm / "fp.bin", "arena.seal", "raise", {"rank": 3, "step": 1})
+    arm(shm / "fp.bin", "arena.seal", "raise", {"rank": 3, "step": 1})
     arena = make(shm / "a")
     snapshot(arena, 0)
     with pytest.raises(FailpointError):
@@ -238,7 +239,7 @@ def test_a_worker_killed_in_a_snapshot_leaves_the_older_ones_and_its_successor_g
     path, points = shm / "a", shm / "fp.bin"
     make(path).close()
     if where == "seal":
-        failpoints.arm(points, "arena.seal", "kill", {"step": 6})
+        arm(points, "arena.seal", "kill", {"step": 6})
     with python_child(WORKER, path, points, 0, 7, where) as worker:
         if where == "copy":
             assert read_line(worker) == "half"

@@ -6,8 +6,7 @@ from pathlib import Path
 
 import pytest
 from headway.common.errors import InputError
-from headway.common.node import failpoints
-from headway.common.node.failpoints import FailpointError, arm, configure, disarm, failpoint, fired
+from headway.common.node.failpoints import FailpointError, configure, failpoint
 from headway.common.node.testing import (
     identity,
     no_leaks,
@@ -16,6 +15,7 @@ from headway.common.node.testing import (
     send_line,
     wait_until,
 )
+from headway.testkit.failpoints import arm, armed, disarm, fired
 
 LOOP = """
 import os, sys
@@ -64,7 +64,7 @@ def test_arming_again_fires_again_only_after_disarming(shm: Path) -> None:
         failpoint("a")
         disarm(shm / "fp.bin", "k")
         assert fired(shm / "fp.bin") == {}
-    assert failpoints.armed(shm / "fp.bin") == []
+    assert armed(shm / "fp.bin") == []
 
 
 def test_what_is_armed_later_is_seen_by_a_process_that_has_read_the_file_before(shm: Path) -> None:
@@ -175,7 +175,7 @@ def test_what_cannot_be_armed_is_bad_input_and_changes_nothing(shm: Path) -> Non
         arm(path, "a", "kill", key="../x")
     with pytest.raises(InputError, match="do not fit"):
         arm(path, "n" * 70_000, "kill", key="big")
-    assert [entry.key for entry in failpoints.armed(path)] == ["good"]
+    assert [entry.key for entry in armed(path)] == ["good"]
 
 
 def test_failpoints_leave_nothing_open_when_turned_off(shm: Path) -> None:

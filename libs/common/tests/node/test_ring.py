@@ -10,6 +10,7 @@ from headway.common.node import failpoints
 from headway.common.node.failpoints import FailpointError
 from headway.common.node.ring import RingAbortedError, RingReader, RingWriter
 from headway.common.node.testing import no_leaks, python_child, read_line, send_line
+from headway.testkit.failpoints import arm
 
 
 def make(
@@ -147,7 +148,7 @@ def test_a_slot_that_is_not_whole_is_called_corrupt(shm: Path) -> None:
 
 def test_the_failpoint_in_publish_lies_before_readers_see_the_slot(shm: Path) -> None:
     failpoints.configure(shm / "fp.bin")
-    failpoints.arm(shm / "fp.bin", "ring.publish", "raise", {"seq": 1})
+    arm(shm / "fp.bin", "ring.publish", "raise", {"seq": 1})
     writer, reader = make(shm / "r"), RingReader(shm / "r", 0)
     put(writer, 1)
     with pytest.raises(FailpointError):

@@ -11,29 +11,23 @@ the version again after parsing.
 
 from __future__ import annotations
 
-import contextlib
-import fcntl
-import hashlib
 import json
 import os
-import re
 import signal
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
-from headway.common.errors import HeadwayError, InputError
+from headway.common.errors import HeadwayError
 from headway.common.node.segment import LINE_BYTES, Segment
 
 _MAGIC = b"HWFAIL\0\0"
 _VERSION = 1
-_NBYTES = 65536
-_ARMED, _LAST, _LENGTH = range(8, 11)
-_BODY = 2 * LINE_BYTES
-_ACTION = re.compile(r"kill|stop|raise|sleep:\d+(\.\d+)?")
-_KEY = re.compile(r"[A-Za-z0-9_.-]{1,80}")
+NBYTES = 65536
+ARMED, LAST, LENGTH = range(8, 11)
+BODY = 2 * LINE_BYTES
 
 
 class FailpointError(HeadwayError):
@@ -69,7 +63,7 @@ class _State:
 
 def failpoint(name: str, **where: int) -> None:
     """A point that may be armed. While unarmed it costs one memory read."""
-    if _State.words[_ARMED]:
+    if _State.words[ARMED]:
         _reached(name, where)
 
 
@@ -86,7 +80,7 @@ def configure(path: Path | None, **where: int) -> None:
         _State.segment = None
     _State.path, _State.version, _State.entries, _State.where = path, 0, (), dict(where)
     if path is not None:
-        _State.segment = Segment.create_or_open(path, _NBYTES, _MAGIC, _VERSION)
+        _State.segment = open_file(path)
         _State.words = _State.segment.words
 
 
@@ -95,73 +89,16 @@ def add_where(**where: int) -> None:
     _State.where = {**_State.where, **where}
 
 
-def arm(
-    path: Path,
-    name: str,
-    action: str = "kill",
-    where: Mapping[str, int] | None = None,
-    key: str | None = None,
-) -> str:
-    """Arm a failpoint in the file ``path``; returns its key. An entry of the same key is replaced.
-
-    ``action`` is kill, stop, raise or sleep:<seconds>. The default key follows from name, action
-    and where. A key that has fired does not fire again until ``disarm`` clears it.
-
-    Raises:
-        InputError: unknown action, a key unfit for a file name, or no room for more entries.
-    """
-    if not _ACTION.fullmatch(action):
-        raise InputError(
-            f"failpoint action {action!r} is unknown", remedy="use kill, stop, raise or sleep:<s>"
-        )
-    places = dict(where or {})
-    if key is None:
-        tail = hashlib.sha256(repr((name, action, sorted(places.items()))).encode()).hexdigest()[
-            :12
-        ]
-        key = f"{name}-{tail}"
-    if not _KEY.fullmatch(key):
-        raise InputError(
-            f"failpoint key {key!r} is unfit for a file name", remedy="use letters, digits, '._-'"
-        )
-    new = Failpoint(name, places, action, key)
-    with _locked(path) as segment:
-        _write(segment, [*(e for e in _read(segment) if e.key != key), new])
-    return key
-
-
-def disarm(path: Path, key: str | None = None) -> None:
-    """Take one entry, or all, away, and forget that it fired."""
-    with _locked(path) as segment:
-        entries = _read(segment)
-        gone = [e.key for e in entries if key in (None, e.key)]
-        _write(segment, [e for e in entries if e.key not in gone])
-    claims = [_claim_path(path, k) for k in (gone if key is None else [key])]
-    for claim in [*claims, *(path.parent.glob(f"{path.name}.*.fired") if key is None else ())]:
-        claim.unlink(missing_ok=True)
-
-
-def armed(path: Path) -> list[Failpoint]:
-    """The entries in the file, fired or not."""
-    with _locked(path) as segment:
-        return _read(segment)
-
-
-def fired(path: Path) -> dict[str, dict[str, int | str]]:
-    """What has fired: key -> {"name", "pid", "at_ns" (monotonic)}."""
-    claims = {}
-    for claim in sorted(path.parent.glob(f"{path.name}.*.fired")):
-        # Empty if its process was killed between creating and writing it.
-        text = claim.read_text() or "{}"
-        claims[claim.name.removeprefix(f"{path.name}.").removesuffix(".fired")] = json.loads(text)
-    return claims
+def open_file(path: Path) -> Segment:
+    """The file of armed entries, created if absent."""
+    return Segment.create_or_open(path, NBYTES, _MAGIC, _VERSION)
 
 
 def _reached(name: str, where: dict[str, int]) -> None:
-    version = _State.words[_ARMED]
+    version = _State.words[ARMED]
     if version != _State.version and _State.segment is not None:
-        entries = _parse(_State.segment)
-        if _State.words[_ARMED] != version:
+        entries = parse(_State.segment)
+        if _State.words[ARMED] != version:
             return  # being changed right now: not armed yet
         _State.entries, _State.version = tuple(entries), version
     places = {**_State.where, **where}
@@ -173,7 +110,7 @@ def _reached(name: str, where: dict[str, int]) -> None:
 def _claim(path: Path, entry: Failpoint) -> bool:
     try:
         fd = os.open(
-            _claim_path(path, entry.key), os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600
+            claim_path(path, entry.key), os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600
         )
     except OSError:
         return False  # another process was first, or the run's folder is gone
@@ -198,43 +135,15 @@ def _act(entry: Failpoint) -> None:
         time.sleep(float(entry.action.removeprefix("sleep:")))
 
 
-def _claim_path(path: Path, key: str) -> Path:
+def claim_path(path: Path, key: str) -> Path:
+    """The file that says which process an entry of the file ``path`` fired in."""
     return path.with_name(f"{path.name}.{key}.fired")
 
 
-@contextlib.contextmanager
-def _locked(path: Path) -> Iterator[Segment]:
-    segment = Segment.create_or_open(path, _NBYTES, _MAGIC, _VERSION)
-    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        fcntl.flock(fd, fcntl.LOCK_EX)
-        yield segment
-    finally:
-        os.close(fd)
-        segment.close()
-
-
-def _read(segment: Segment) -> list[Failpoint]:
-    return _parse(segment) if segment.words[_ARMED] else []
-
-
-def _parse(segment: Segment) -> list[Failpoint]:
-    body = bytes(segment.buffer[_BODY : _BODY + min(segment.words[_LENGTH], _NBYTES - _BODY)])
+def parse(segment: Segment) -> list[Failpoint]:
+    """The entries of a file that has some; none while it is being written."""
+    body = bytes(segment.buffer[BODY : BODY + min(segment.words[LENGTH], NBYTES - BODY)])
     try:
         return msgspec.msgpack.decode(body, type=list[Failpoint])
     except ValueError:  # from msgspec or from decoding UTF-8
         return []  # half-written: the caller sees that the version changed
-
-
-def _write(segment: Segment, entries: Sequence[Failpoint]) -> None:
-    body = msgspec.msgpack.encode(list(entries))
-    if len(body) > _NBYTES - _BODY:
-        raise InputError(
-            f"{len(entries)} failpoints do not fit in {segment.path}", remedy="disarm some"
-        )
-    words = segment.words
-    words[_ARMED] = 0
-    words[_LAST] += 1
-    segment.buffer[_BODY : _BODY + len(body)] = body
-    words[_LENGTH] = len(body)
-    words[_ARMED] = words[_LAST] if entries else 0
