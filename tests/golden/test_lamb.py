@@ -11,11 +11,12 @@ import torch
 from headway.common.config import from_dict
 from headway.testkit.trainer.layouts import BARS, STEPS, Layout, single
 from headway.testkit.trainer.pool import WorkerPool
-from headway.testkit.trainer.reference import initial_params, loss_sum
 from headway.testkit.trainer.synthetic import SyntheticSource
 from headway.testkit.trainer.training import Trained, distance, train_layout
 from headway.trainer.config import RunConfig
 from headway.trainer.optim.schedule import learning_rate
+
+from services.trainer.tests.model.reference import initial_params, loss_sum
 
 LAYOUTS = [
     Layout("tp2", "1f1b", "serial"),

@@ -6,7 +6,6 @@ from functools import cache
 
 import pytest
 import torch
-from headway.testkit.trainer import reference
 from headway.testkit.trainer.comm import ThreadComm, run_ranks
 from headway.testkit.trainer.models import Batch, Part, cut, random_batch, tiny_model
 from headway.trainer.config import ModelConfig
@@ -14,6 +13,8 @@ from headway.trainer.model.gpt import Recompute
 from headway.trainer.model.kernels import kernels
 from headway.trainer.model.positions import Places
 from headway.trainer.state.params import ParamSpec
+
+from services.trainer.tests.model import reference
 
 SHAPE = {"hidden": 128, "heads": 2, "ffn": 320, "vocab_size": 512, "seq_len": 128}
 """Heads of 64 and a sequence of 128: what flash and cuDNN attention take."""

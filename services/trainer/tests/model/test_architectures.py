@@ -10,13 +10,14 @@ import pytest
 from headway.common.errors import ConfigError
 from headway.testkit.trainer.comm import ThreadComm, run_ranks
 from headway.testkit.trainer.models import Part, cut, random_batch, tiny_model
-from headway.testkit.trainer.reference import initial_params, loss_sum
 from headway.trainer.config import ModelConfig
 from headway.trainer.config.architecture import PRESETS, RopeScaling
 from headway.trainer.data.batches import borders_of
 from headway.trainer.model.gpt import Recompute
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
+from services.trainer.tests.model.reference import initial_params, loss_sum
 
 EXACT = 1e-9
 ROUNDING = 1e-13

@@ -6,7 +6,6 @@ import itertools
 
 import pytest
 import torch
-from headway.testkit.trainer import reference
 from headway.testkit.trainer.models import Batch, Part, random_batch, tiny_model
 from headway.trainer.model import head, matmul
 from headway.trainer.model.chunk import Forward
@@ -14,6 +13,8 @@ from headway.trainer.model.gpt import Recompute
 from headway.trainer.model.positions import Places
 from headway.trainer.model.rehearsal import rehearse
 from headway.trainer.model.tape import Tape, WeightGrad
+
+from services.trainer.tests.model import reference
 
 BLOCKS = ("serial", "parallel")
 

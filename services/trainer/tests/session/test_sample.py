@@ -9,13 +9,14 @@ from typing import Any
 
 import pytest
 import torch
-from headway.testkit.trainer import reference
 from headway.testkit.trainer.comm import ThreadComm, run_ranks
 from headway.testkit.trainer.models import Part, random_batch, tiny_model
 from headway.trainer.comm.agreement import Sums
 from headway.trainer.inference.sampling import next_token
 from headway.trainer.parallel.tensor import TensorParallel
 from headway.trainer.session.sample import sample_next
+
+from services.trainer.tests.model import reference
 
 
 @pytest.mark.parametrize("tp", [1, 2, 4])
