@@ -160,13 +160,13 @@ def test_full_recomputation_holds_no_more_weight_gradients_with_more_layers(
     block: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     most = {}
-    waiting = Tape.wait
+    waiting = Tape.queue
 
     def watched(tape: Tape, grad: WeightGrad) -> None:
         waiting(tape, grad)
         most[layers] = max(most.get(layers, 0), len(tape._waiting))
 
-    monkeypatch.setattr(Tape, "wait", watched)
+    monkeypatch.setattr(Tape, "queue", watched)
     for layers in (2, 6):
         model = tiny_model(block, layers=layers)
         Part(model, recompute=Recompute("full")).run(random_batch(model))
