@@ -23,9 +23,9 @@ from headway.common.node.run_dir import ENV_SHM_ROOT, ENV_SOCK_ROOT
 from headway.console.cluster import Cluster
 from headway.console.run import TERMINAL_OUTCOMES, Run
 from headway.controller.faults import cgroups, faults
-from headway.controller.faults.fault_effects import wait_frozen
 from headway.dataloader.config import DataConfig
 from headway.dataloader.prepare import prepare
+from headway.testkit.freezing import wait_frozen
 
 from benchmarks.drill import means
 from benchmarks.drill.look import environments, members, places_of, seconds_until

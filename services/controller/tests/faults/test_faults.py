@@ -23,6 +23,7 @@ from headway.common.wire.messages.executor import Inject
 from headway.controller.faults import cgroups, faults
 from headway.controller.faults import fault_effects as effects
 from headway.controller.faults.faults import FAULTS, Parts, Places, check, chosen, hold, inject
+from headway.testkit.freezing import wait_frozen
 
 COUNTING = "import time\nwhile True:\n print(sum(range(20000)), flush=True)\n time.sleep(0.005)"
 FORKING = """
@@ -173,7 +174,7 @@ def test_a_frozen_process_does_not_run_is_not_stopped_and_runs_again(
     needs("freezer")
     victim, _ = start(COUNTING)
     holder = hold("freeze", [victim], places, 600)
-    assert effects.wait_frozen(victim)
+    assert wait_frozen(victim)
     before = cpu_ticks(victim)
     time.sleep(0.2)
     assert cpu_ticks(victim) == before
@@ -191,7 +192,7 @@ def test_the_fault_ends_by_itself_and_when_its_process_does(start: Start, places
     wait_until(ended(first), what="its time is over")
     other, child = start(COUNTING)
     second = hold("slow_disk", [other], places, 600)
-    assert effects.wait_frozen(other)
+    assert wait_frozen(other)
     child.kill()
     wait_until(ended(second), what="the holder without a process has ended")
     assert cgroups.groups() == []
@@ -203,7 +204,7 @@ def test_what_a_killed_holder_left_frozen_is_thawed_by_the_next_one(
     needs("freezer")
     victim, _ = start(COUNTING)
     holder = hold("freeze", [victim], places, 600)
-    assert effects.wait_frozen(victim)
+    assert wait_frozen(victim)
     holder.kill()
     wait_until(ended(holder), what="the holder is dead")
     before = cpu_ticks(victim)
@@ -370,7 +371,7 @@ def test_a_holder_is_no_process_of_the_run(
     monkeypatch.setenv("HEADWAY_RUN_ID", "00c0ffee")
     victim, _ = start(COUNTING)
     holder = hold("freeze", [victim], places, 600)
-    assert effects.wait_frozen(victim)
+    assert wait_frozen(victim)
     words = Path(f"/proc/{holder.pid}/environ").read_bytes().split(b"\0")
     assert b"HEADWAY_FAULT=00c0ffee" in words
     assert not [word for word in words if word.startswith(b"HEADWAY_RUN_ID")]

@@ -20,7 +20,6 @@ from pathlib import Path
 
 from headway.common.errors import HeadwayError, InputError
 from headway.common.node.process import ProcessId
-from headway.common.polling import wait_until
 from headway.controller.faults import cgroups
 
 Tick = Callable[[], None]
@@ -231,17 +230,3 @@ def step_clock(file: Path, seconds: float = -CLOCK_BACK_S) -> str:
         opened.seek(0)
         opened.write(struct.pack("=q", offset + round(seconds * 1e9)))
     return f"the run's clock moved by {seconds:g} s"
-
-
-def wait_frozen(process: ProcessId, limit_s: float = 10.0) -> bool:
-    """Whether the process came into a frozen group in time."""
-
-    def inside() -> bool:
-        return any(
-            str(process.pid) in (group / "cgroup.procs").read_text().split()
-            and cgroups.is_frozen(group)
-            for group in cgroups.groups()
-            if group.name.endswith("-freezer")
-        )
-
-    return wait_until(inside, limit_s)

@@ -7,7 +7,15 @@ from typing import Any
 from headway.trainer.config.architecture import Architecture
 from headway.trainer.exchange.config_file import ConfigFile
 from headway.trainer.exchange.family import Family
-from headway.trainer.exchange.rules import Rule, padded, same, transposed, transposed_qkv, zeros
+from headway.trainer.exchange.rules import (
+    Rule,
+    biased,
+    padded,
+    same,
+    transposed,
+    transposed_qkv,
+    zeros,
+)
 
 GELUS = {
     "gelu": "gelu",
@@ -80,17 +88,12 @@ def _block(model: Architecture, ours: str, theirs: str) -> list[Rule]:
         rules.append(zeros(f"{there}.bias", (model.qkv_width,)))
     else:
         rules.append(transposed_qkv(f"{qkv}.bias", f"{there}.bias", model, matrix=False))
-    for name, their_name, shape in (
+    parts = (
         ("attention.out", "attn.c_proj", (wide, wide)),
         ("mlp.up", "mlp.c_fc", (model.ffn, wide)),
         ("mlp.down", "mlp.c_proj", (wide, model.ffn)),
-    ):
-        rules.append(transposed(f"{ours}.{name}.weight", f"{theirs}.{their_name}.weight", shape))
-        bias = f"{theirs}.{their_name}.bias"
-        if model.bias == "all":
-            rules.append(same(f"{ours}.{name}.bias", bias, shape[:1]))
-        else:
-            rules.append(zeros(bias, shape[:1]))
+    )
+    rules += biased(model, ours, theirs, parts, transposed)
     return rules + _norm(f"{ours}.norm2", f"{theirs}.ln_2", wide)
 
 

@@ -9,7 +9,7 @@ from headway.trainer.exchange.config_file import ConfigFile
 from headway.trainer.exchange.family import Family
 from headway.trainer.exchange.gpt2 import GELUS
 from headway.trainer.exchange.rope import rope_keys, rope_settings
-from headway.trainer.exchange.rules import Rule, joined_qkv, padded, same, shared, zeros
+from headway.trainer.exchange.rules import Rule, biased, joined_qkv, padded, shared, zeros
 
 
 def _settings(config: ConfigFile) -> dict[str, Any]:
@@ -85,18 +85,12 @@ def _block(model: Architecture, ours: str, theirs: str) -> list[Rule]:
         rules.append(zeros(f"{there}.bias", (model.qkv_width,)))
     else:
         rules.append(joined_qkv(f"{qkv}.bias", f"{there}.bias", model, ()))
-    for name, their_name, shape in (
+    parts = (
         ("attention.out", "attention.dense", (wide, wide)),
         ("mlp.up", "mlp.dense_h_to_4h", (model.ffn, wide)),
         ("mlp.down", "mlp.dense_4h_to_h", (wide, model.ffn)),
-    ):
-        rules.append(same(f"{ours}.{name}.weight", f"{theirs}.{their_name}.weight", shape))
-        bias = f"{theirs}.{their_name}.bias"
-        if model.bias == "all":
-            rules.append(same(f"{ours}.{name}.bias", bias, shape[:1]))
-        else:
-            rules.append(zeros(bias, shape[:1]))
-    return rules
+    )
+    return rules + biased(model, ours, theirs, parts)
 
 
 def _norm(ours: str, theirs: list[str], width: int) -> list[Rule]:

@@ -70,6 +70,26 @@ def zeros(theirs: str, shape: Shape) -> Rule:
     return Rule("", (), {theirs: shape}, lambda given: given[0], lambda _: [torch.zeros(shape)])
 
 
+def biased(
+    model: Architecture,
+    ours: str,
+    theirs: str,
+    parts: Sequence[tuple[str, str, Shape]],
+    matrix: Callable[[str, str, Shape], Rule] = same,
+) -> list[Rule]:
+    """Rules for matrices that have biases there in any case, and here if ``model.bias`` is all.
+
+    ``parts``: name here, name there, [out, in]. ``matrix`` makes the rule of a weight.
+    """
+    rules = []
+    for name, their_name, shape in parts:
+        rules.append(matrix(f"{ours}.{name}.weight", f"{theirs}.{their_name}.weight", shape))
+        bias, width = f"{theirs}.{their_name}.bias", shape[:1]
+        has_one = model.bias == "all"
+        rules.append(same(f"{ours}.{name}.bias", bias, width) if has_one else zeros(bias, width))
+    return rules
+
+
 # ---- attention ----------------------------------------------------------------------------------
 def qkv(name: str, theirs: Sequence[str], model: Architecture, rest: Shape) -> Rule:
     """Return the rule for separate queries, keys and values on the other side.
