@@ -129,7 +129,7 @@ def test_the_next_seed_does_not_begin_with_the_second_epoch_of_this_one(tmp_path
 def test_another_version_of_the_order_is_refused_by_name(tmp_path: Path, kept: str) -> None:
     prefix = write_tokens(tmp_path / "x", [50])
     spec = stream_spec(prefix, seq_len=4, micro_batch_size=1, fingerprint=kept)
-    with pytest.raises(InputError, match=rf"'{kept}' names another order than order2"):
+    with pytest.raises(ChangedDataError, match=rf"'{kept}' names another order than order2"):
         DataClient(None, spec=spec)
 
 

@@ -134,6 +134,30 @@ def test_a_damaged_copy_does_not_end_the_run_and_once_it_is_mended_the_run_goes_
     assert session.step == 6
 
 
+def test_a_state_that_does_not_say_which_data_it_has_seen_is_refused(tmp_path: Path) -> None:
+    config = one_rank(_corpus(tmp_path / "data"), eval_every=2)
+    session = _read(config, tmp_path)
+    train_on(session, 2)
+    session.join(Groups.alone(1))
+    zeros = np.zeros(arena_of(session).slot_bytes, np.uint8)
+    session.load("durable", 2, (zeros, TrainState(step=2, samples=32).pack()))
+    with pytest.raises(RefusedError, match="step 2 does not say which data"):
+        session.run(StepHooks(), 3)
+
+
+@pytest.mark.parametrize("mark", ["", "-order1"])
+def test_a_state_of_another_order_is_refused_not_repeated(tmp_path: Path, mark: str) -> None:
+    config = one_rank(_corpus(tmp_path / "data"), eval_every=2)
+    session = _read(config, tmp_path)
+    train_on(session, 2)
+    session.join(Groups.alone(1))
+    zeros = np.zeros(arena_of(session).slot_bytes, np.uint8)
+    known = TokenFile(tmp_path / "data" / "train").fingerprint() + mark
+    session.load("durable", 2, (zeros, TrainState(step=2, samples=32, fingerprint=known).pack()))
+    with pytest.raises(RefusedError, match="names another order"):
+        session.run(StepHooks(), 3)
+
+
 def test_the_same_data_go_on_bit_for_bit(tmp_path: Path) -> None:
     (tmp_path / "broken").mkdir()
     config = one_rank(_corpus(tmp_path / "data"), eval_every=2)

@@ -80,7 +80,8 @@ def check(spec: StreamSpec) -> None:
     """Check that every value of ``spec`` is valid.
 
     Raises:
-        ConfigError: names the first invalid value. InputError: an unknown split or order.
+        ConfigError: names the first invalid value. InputError: an unknown split.
+        ChangedDataError: ``spec.fingerprint`` is of another order of the samples.
     """
     _check_fingerprint(spec)
     if spec.split not in SPLITS:
@@ -124,7 +125,7 @@ def check(spec: StreamSpec) -> None:
 
 def _check_fingerprint(spec: StreamSpec) -> None:
     if spec.fingerprint and not spec.fingerprint.endswith(ORDER_MARK):
-        raise InputError(
+        raise ChangedDataError(
             f"fingerprint {spec.fingerprint!r} names another order than {ORDER_MARK[1:]}, the one "
             "that this version of Headway reads",
             remedy="use the version of Headway that recorded it, or start a new run",

@@ -53,7 +53,7 @@ class DataStreams:
         """
         if split not in self._readers:
             is_read = self._first or self._last or self._document_end is not None
-            source = self._open(split, groups.generation, start) if is_read else None
+            source = self._open(split, groups.generation, step, start) if is_read else None
             self._readers[split] = BatchReader(
                 source,
                 first=self._first,
@@ -70,7 +70,12 @@ class DataStreams:
             reader.close()
         self._readers.clear()
 
-    def _open(self, split: Split, generation: int, start: int) -> BatchSource:
+    def _open(self, split: Split, generation: int, step: int, start: int) -> BatchSource:
+        if step and not self.fingerprints["train"]:
+            raise RefusedError(
+                f"the state of step {step} does not say which data it was trained on",
+                remedy="use the version of Headway that wrote it, or start a new run",
+            )
         known = self.fingerprints[split]
         try:
             source = self._factory(split, start, generation, known)
