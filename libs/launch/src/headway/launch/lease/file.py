@@ -365,6 +365,7 @@ class LeaseTerm:
 
     def __init__(self, lease: Lease, me: Holder) -> None:
         self._lease, self.me = lease, me
+        self._is_over = False  # of its own: another thread may be renewing
 
     def renew(self) -> None:
         """Show progress.
@@ -373,12 +374,12 @@ class LeaseTerm:
             SupersededError: another process leads. OSError: the record could not
                 be written this time.
         """
-        self.me = replace(self.me, beat=self.me.beat + 1)
+        self.me = replace(self.me, beat=self.me.beat + 1, is_over=self._is_over)
         self._lease.publish(self.me)
 
     def finish(self) -> None:
         """Have the next renewal say that the run is over."""
-        self.me = replace(self.me, is_over=True)
+        self._is_over = True
 
     def resign(self) -> None:
         """Let another node lead. Raises the same errors as ``renew``."""

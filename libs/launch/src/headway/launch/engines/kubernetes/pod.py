@@ -64,7 +64,7 @@ def stay(secret: Path, bundle: Bundle, folder: NodeFolder, until_end: Callable[[
 
 def name_lease(bundle: Bundle) -> None:
     """Record in the control folder that Kubernetes keeps the lease."""
-    account = str(bundle.engine["account"])
+    account = str(bundle.engine.get("account", ""))
     try:
         namespace = (Path(account) / "namespace").read_text().strip()
     except OSError as error:

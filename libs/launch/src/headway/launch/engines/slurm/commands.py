@@ -79,11 +79,11 @@ def environment(program: str) -> dict[str, str]:
 
     A driver runs inside a step, whose variables would change what its own steps get.
     """
-    kept = ("SLURM_CONF", "SBATCH_") if program == "sbatch" else ("SLURM_CONF",)
+    is_kept = re.compile("SLURM_CONF$|SBATCH_" if program == "sbatch" else "SLURM_CONF$").match
     return {
         name: value
         for name, value in os.environ.items()
-        if not _OWN_VARIABLE.match(name) or name.startswith(kept)
+        if not _OWN_VARIABLE.match(name) or is_kept(name)
     }
 
 
