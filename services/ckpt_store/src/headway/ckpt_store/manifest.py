@@ -76,8 +76,8 @@ class Part(msgspec.Struct, frozen=True):
     """Digest of the header."""
     chunks: tuple[str, ...]
     """Digest of each 8 MiB of data, 16 hex digits; the last chunk may be shorter."""
-    layout: Mapping[str, Any] = {}
-    extra: bytes = b""
+    layout: Mapping[str, Any]
+    extra: bytes
     incarnation: str = ""
     """Which start of the job wrote it, if generations are ambiguous (see ``incarnation.py``)."""
 

@@ -7,8 +7,6 @@ from collections.abc import Collection
 from headway.ckpt_store.attempts import Attempt, Key
 from headway.ckpt_store.folder import FolderView, is_superseded
 
-"""(step, generation)"""
-
 LATER_ATTEMPTS = 2
 """Number of later steps after which an attempt with missing parts counts as given up."""
 
