@@ -42,15 +42,20 @@ class MemoryFiles:
         self.incarnation = 0
 
     def load(self, me: ProcessId) -> Memory:
-        """What the executor before left; an unreadable file counts as absent.
+        """What the executor before left; a damaged file counts as absent.
+
+        Its services are found without it, and its workers report by themselves.
 
         The number of this executor on the node is its predecessor's plus one, and never less than
         its start time in ticks, so that it grows even where the file could not be written.
         """
+        memory = Memory()
         try:
             memory = msgspec.json.decode((self._folder / FILE).read_bytes(), type=Memory)
-        except (OSError, ValueError):  # of msgspec, or of the decoder of UTF-8
-            memory = Memory()
+        except FileNotFoundError:
+            pass
+        except (OSError, ValueError) as error:  # of msgspec, or of the decoder of UTF-8
+            log.warning("what the executor before left cannot be read", reason=str(error))
         self.incarnation = max(memory.incarnation + 1, me.start_ticks)
         return memory
 
