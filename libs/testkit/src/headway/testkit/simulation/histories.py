@@ -95,11 +95,15 @@ def _weather(cluster: Cluster, chance: random.Random) -> None:
 
 
 def _driver(cluster: Cluster, chance: random.Random) -> None:
-    """It is killed, or works on while it cannot see that its lease is lost."""
+    """It is killed, or cut off and blind: it works on beside its successor for a while.
+
+    Nodes that receive its beats would not claim its lease.
+    """
     if chance.random() < 0.7:
         cluster.driver.process.kill()
     else:
         cluster.driver.blind_until = cluster.now + 20.0
+        cluster.network.cut[cluster.driver.host] = cluster.now + 8.0
 
 
 def _stall(cluster: Cluster, chance: random.Random) -> None:

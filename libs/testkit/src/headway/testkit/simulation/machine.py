@@ -19,7 +19,7 @@ class Machine:
 
     spawn_fails = False
     asleep_until = 0.0
-    """Until then none of its processes runs."""
+    """Until then its init and executor do not run; a driver on it and its ranks do."""
     is_lost = False
     """The machine is lost permanently."""
 

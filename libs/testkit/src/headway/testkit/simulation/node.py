@@ -227,7 +227,8 @@ class Node(Machine):
     def _fork(self, action: on.AskForFork, worker: str) -> Event:
         self.asked_forks.append(self.now)
         self.next_worker = self.guardian.workers.next_worker
-        coming = self.guardian.workers._num_coming()
+        workers = self.guardian.workers
+        coming = len(workers.members) + len(workers.asked) + len(workers.orphans)
         assert coming <= self.guardian.wanted, f"{coming} workers on their way"
         zygote = self._zygote()
         if zygote is None:
