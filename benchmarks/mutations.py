@@ -45,7 +45,7 @@ def caught_by(mutation: Mutation, bench: Bench) -> str | None:
         raise ValueError(f"{mutation.name}: {mutation.file} holds the place {number} times")
     code = text.replace(mutation.old, mutation.new)
     caught = bench.killed_by(mutation.file, code, [mutation.test])
-    if caught is not None and caught.startswith("pytest ended with"):
+    if caught is not None and not caught.startswith("FAILED "):
         raise ValueError(f"{mutation.name}: {caught}\n{bench.log.read_text()[-2000:]}")
     return caught
 

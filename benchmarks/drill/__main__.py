@@ -40,6 +40,8 @@ SMALL = (
 """Of a local run: 4 ranks, 0.33 s a step; an hour of faults is not to move ranks to the spare."""
 STEPS_PER_FAULT = {"local": 75, "machines": 250}
 """A run must not end before its last fault: some 25 s, more than most faults take."""
+FASTEST = 10
+"""Steps per second at most, while one fault that is struck each time lasts."""
 Launch = Callable[[str, int, int], DrilledRun]
 """Starts a run by name; the seed decides where faults hit, but for one rank, -1 for none."""
 
@@ -52,10 +54,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"no separate machines here: {missing}", file=sys.stderr)
         return 2
     if options.names == ["PLANNED"]:
-        ends, failures = planned.report(options.times, options.seed)
+        ends, failures = planned.report(options.times or 10, options.seed)
         return finish(options.out, failures, "all resumed", ends=ends)
     if options.names:
-        seeds = range(options.seed, options.seed + options.times)
+        seeds = range(options.seed, options.seed + (options.times or 1))
         rows, failures = report(options.names, seeds, control=options.control)
         counts = {word: [row["verdict"] for row in rows].count(word) for word in ("PASS", "SKIP")}
         good = ", ".join(f"{number} {word}" for word, number in counts.items())
@@ -79,7 +81,7 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
         help="scripts; without: a plan of faults",
     )
     add("--all", action="store_true", help="all of D1 to D15")
-    add("--times", type=int, default=1, help="of each script, with one more seed; ends, of planned")
+    add("--times", type=int, default=0, help="of each script; ends, of planned (0: once; 10 ends)")
     add("--control", action="store_true", help="scripts without their fault")
     add("--place", choices=("local", "machines", "slurm"), default="local")
     add("--faults", type=int, default=60, help="of all runs together")
@@ -96,7 +98,8 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
         options.error(f"unknown {unknown}: there are {', '.join(DRILLS)}, and planned alone")
     if found.only and found.place != "slurm":
         try:
-            named(found.only)
+            if found.place not in named(found.only).places:
+                options.error(f"{found.only!r} cannot be struck at place {found.place}")
         except ValueError as error:
             options.error(str(error))
     return found
@@ -109,7 +112,9 @@ def _struck(options: argparse.Namespace) -> tuple[str, list[dict[str, Any]], lis
         print(f"without {kind}: {reason}", flush=True)
     num_runs = options.runs or (3 if options.place == "local" else 1)
     each = max(2, options.faults // num_runs)
-    steps = options.steps or STEPS_PER_FAULT[options.place] * each
+    lasts_s = named(options.only).seconds if options.only else 0.0
+    per_fault = STEPS_PER_FAULT[options.place] + int(lasts_s * FASTEST)
+    steps = options.steps or per_fault * each
     corpus = options.corpus.resolve()
     settings = [f"train.steps={steps}", f"data.path={corpus}", *options.overrides]
     reports, failures = [], []
@@ -158,6 +163,7 @@ def _on_slurm(options: argparse.Namespace) -> int:
             rows[name] = found
             print(json.dumps({name: found}), flush=True)
     failures = [f"{name}: {line}" for name, found in rows.items() for line in slurm.judge(found)]
+    failures += [] if rows else [f"no case of Slurm is named {options.only!r}"]
     condition = f"each fault {slurm.SETTLE_S:g} s or more after the spare has joined"
     return finish(options.out, failures, condition=condition, cases=rows)
 

@@ -19,8 +19,7 @@ def cannot() -> dict[str, str]:
 
 
 def witness(seed: int, world: int) -> int:
-    """The one rank that no fault of a plan strikes, so that its process can be watched through all
-    of them."""
+    """The one rank that no fault of a local plan strikes: its process is watched through all."""
     return seed % world
 
 
@@ -53,7 +52,8 @@ def plan(
     else:
         known = faults_at(place) * (count // len(faults_at(place)) + 1)
         chosen = rng.sample(known[:count], count)
-    others = [rank for rank in range(world) if only or rank != witness(seed, world)]
+    spared = witness(seed, world) if place == "local" and not only else -1
+    others = [rank for rank in range(world) if rank != spared]
     return [Strike(fault, tuple(rng.sample(others, fault.ranks))) for fault in chosen]
 
 
