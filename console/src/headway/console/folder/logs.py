@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 import json
+import math
 import os
 import re
 import time
@@ -70,7 +71,7 @@ class LogReader:
             )
         self._folders, self._name, self._rank = folders, name, rank
         self._least = LEVELS.index(level)
-        self._since_unix_s = 0.0 if since is None else since_unix_s(since, time.time())
+        self._since_unix_s = -math.inf if since is None else since_unix_s(since, time.time())
         self._offsets: dict[Path, int] = {}
         self._last: dict[Path, dict[str, Any]] = {}
         self._unreadable: set[Path] = set()
