@@ -46,7 +46,7 @@ class Needs:
 
 leaves = st.builds(
     Leaf,
-    size=st.integers(),
+    size=st.integers().filter(lambda size: size != 666),  # which Leaf refuses
     weight=st.floats(allow_nan=False),
     level=st.sampled_from([1, 2]),
     limit=st.none() | st.integers() | st.just("auto"),

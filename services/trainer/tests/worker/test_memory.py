@@ -93,6 +93,7 @@ def test_a_step_allocates_what_is_predicted(block: str, train: dict[str, object]
 
 
 def test_the_peak_is_reported_after_the_first_steps_and_again_only_when_it_grows() -> None:
+    gc.collect()  # what earlier tests have left would be freed while it counts
     run = config()
     watch, view = MemoryWatch(run, 0, torch.device("cpu")), WorkerStatus()
     kept, made, seen = [], session(run), []
@@ -104,7 +105,6 @@ def test_the_peak_is_reported_after_the_first_steps_and_again_only_when_it_grows
             if result.step == FIRST_STEPS:
                 kept.append(torch.ones(64 << 20, dtype=torch.uint8))
 
-    gc.collect()  # what earlier tests have left would be freed meanwhile
     watch.begin()
     made.run(Hooks(), until=6)
     assert seen[: FIRST_STEPS - 1] == [0] * (FIRST_STEPS - 1) and seen[FIRST_STEPS - 1] > 0
