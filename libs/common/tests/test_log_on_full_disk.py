@@ -44,7 +44,8 @@ sys.exit(service.run())
 
 TORN = """
 import resource, sys
-from headway.common.log import get_logger, num_lines_lost, setup, trouble
+from headway.common.log import get_logger, setup, trouble
+from headway.common.log_stream import writer_of
 
 def room(soft): resource.setrlimit(resource.RLIMIT_FSIZE, (soft, resource.RLIM_INFINITY))
 
@@ -57,7 +58,7 @@ assert trouble() == "2 log lines lost: File too large", trouble()
 room(resource.RLIM_INFINITY)
 log.info("third")
 log.info("fourth")
-assert (trouble(), num_lines_lost()) == ("", 2)
+assert (trouble(), writer_of(sys.stderr).num_lost_ever) == ("", 2)
 """
 
 

@@ -63,12 +63,6 @@ def identify(**who: Any) -> None:
     _who.update({key: value for key, value in who.items() if value not in ("", None)})
 
 
-def num_lines_lost() -> int:
-    """How many lines of this process's log could not be written so far."""
-    writer = writer_of(sys.stderr)
-    return 0 if writer is None else writer.num_lost_ever
-
-
 def trouble() -> str:
     """Why the log cannot be written at the moment; empty while it can."""
     writer = writer_of(sys.stderr)
