@@ -55,7 +55,7 @@ class PlayedExecutor:
     """One executor and its ranks."""
 
     clock: ClockOffset | None = None
-    """Of a node on a machine of its own."""
+    """The offset to the clock of the run; None where the node shares its machine."""
 
     def __init__(
         self,
