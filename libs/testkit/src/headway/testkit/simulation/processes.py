@@ -21,7 +21,7 @@ class Process:
     is_stuck: bool = False
     """SIGKILL waits, as in state D."""
     epoch: int = -1
-    """The epoch that a driver was started with; 0 for other processes."""
+    """The epoch that a driver was started with; -1 for other processes."""
     code: int = -9
     """How it ends."""
     turns: int = 0
