@@ -15,6 +15,7 @@ from headway.controller.decisions.events import (
     Remember,
     RestartNode,
 )
+from headway.controller.decisions.fleet import names
 from headway.controller.decisions.phases.choosing import begun
 
 _HAPPENED = {"error": "failed", "transport": "failed", "peer": "lost a peer"}
@@ -207,6 +208,10 @@ def eviction_refusal(core: Core, node: int) -> str:
         return f"node {node} is not in the run"
     if fleet.nodes[node].ranks and fleet.spare_for(node) is None:
         return f"no spare is ready for node {node}"
+    waiting = [lost for lost in core.lost_carriers() if lost != node]
+    free = [n.number for n in fleet.nodes.values() if not n.ranks and n.status != "lost"]
+    if node in free and len(free) <= len(waiting):
+        return f"node {node} is to take over the ranks of {names(waiting)}"
     return ""
 
 
