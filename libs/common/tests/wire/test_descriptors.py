@@ -33,7 +33,7 @@ def look():
         opened += 1
     except OSError:
         opened = 0
-    print(opened, int(keeper.is_shut), flush=True)
+    print(opened, int(keeper._shut_at is not None), flush=True)
 
 service.every(0.05, look)
 service.run()

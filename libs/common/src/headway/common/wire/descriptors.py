@@ -65,13 +65,8 @@ class HandshakeLimiter:
         self._shut_at: float | None = None
         self._keep()
 
-    @property
-    def is_shut(self) -> bool:
-        """Whether connections are refused now."""
-        return self._shut_at is not None
-
     def look(self) -> None:
-        """Shut the door if no descriptor is left, open it again after a while."""
+        """Refuse connections if no descriptor is left, take them again after a while."""
         if self._shut_at is None:
             if self._is_any_left():
                 return

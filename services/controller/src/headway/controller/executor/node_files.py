@@ -52,10 +52,9 @@ class MemoryFiles:
         memory = Memory()
         try:
             memory = msgspec.json.decode((self._folder / FILE).read_bytes(), type=Memory)
-        except FileNotFoundError:
-            pass
         except (OSError, ValueError) as error:  # of msgspec, or of the decoder of UTF-8
-            log.warning("what the executor before left cannot be read", reason=str(error))
+            if not isinstance(error, FileNotFoundError):  # the node's first executor
+                log.warning("what the executor before left cannot be read", reason=str(error))
         self.incarnation = max(memory.incarnation + 1, me.start_ticks)
         return memory
 
