@@ -40,8 +40,10 @@ def train(config: RunConfig, until: int, given: Any = None) -> tuple[Results, An
         session.load("durable", TrainState.unpack(given[1]).step, given)
     session.run(results, until)
     state = session.flats[0].state.numpy().view(np.uint8).copy()
+    data = session._data.fingerprints["train"]
+    extra = TrainState(step=session.step, samples=session.samples, fingerprint=data)
     session.leave()
-    return results, (state, TrainState(step=session.step, samples=session.samples).pack())
+    return results, (state, extra.pack())
 
 
 @pytest.mark.parametrize(("before", "after"), [(4, 2), (2, 8), (2, 1)])
