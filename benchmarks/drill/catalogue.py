@@ -141,7 +141,7 @@ OF_MACHINES = (
     Fault("kill", "init and executor", places=MACHINES),
     Fault("stop_controller", "slurm", seconds=60.0, places=("slurm",)),
 )
-"""What only whole machines have, or can be told from the outside."""
+"""Faults that only whole machines have, or that can be seen only from outside."""
 ALONE = (
     # the main thread hangs between two layers; the process and its other threads live
     Fault("hold", "worker", "step", "worker.in_layer", ranks=1, blames=True),

@@ -15,7 +15,7 @@ TICK_S = 0.25
 
 
 class LoneNode(Node):
-    """Node 1 of two, with two ranks and a standby; a driver on node 0 beats, unless told not to.
+    """Node 1 of two, with two ranks and a standby; a driver on node 0 beats by default.
 
     Args:
         seed: decides what is random.

@@ -71,7 +71,7 @@ class Worker(Process):
         )
 
     def beat(self) -> WorkerBeat:
-        """What it tells its executor."""
+        """The beat that it sends to its executor."""
         return WorkerBeat(
             worker=self.name,
             pid=self.id.pid,
