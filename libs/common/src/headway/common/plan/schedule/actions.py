@@ -32,6 +32,12 @@ class Kind(IntEnum):
     RESTORE = 17
     JOIN = 18  # building the groups of a generation
     SAMPLE = 19
+    SUMS = 20  # the first all-reduce of a NORM: norm, loss and tokens
+    AGREEMENT = 21  # the second one, or that of a control round
+    SNAPSHOT_WAIT = 22  # until the snapshot under way is sealed
+    GARBAGE_COLLECTION = 23  # a full one of Python's
+    FLUSH = 24  # until the last checkpoint is on disk
+    TENSOR_PARALLEL = 25  # waiting for one collective inside a pass, in some steps only
 
 
 COMPUTE = frozenset({Kind.FORWARD, Kind.BACKWARD, Kind.BACKWARD_INPUT, Kind.BACKWARD_WEIGHT})
