@@ -22,7 +22,7 @@ from typing import Any
 
 import nbformat
 import numpy as np
-from headway.common.node.flight import RECORD, WAITING
+from headway.common.node.flight_record import RECORD, WAITING
 from headway.common.plan.schedule.actions import Kind
 from headway.console.testing import FakeRun
 from headway.console.widgets import RunConsole, RunWatcher

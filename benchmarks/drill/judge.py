@@ -57,6 +57,8 @@ def of_fault(row: Report, redone_steps: dict[str, int]) -> list[str]:
         wrong.append(f"generations {row['generations']} began, not one")
     if row.get("blamed", row.get("ranks")) != row.get("ranks"):
         wrong.append(f"ranks {row['blamed']} were named, not {row['ranks']}")
+    if row.get("missing", row.get("ranks")) != row.get("ranks"):
+        wrong.append(f"ranks {row['missing']} had not entered, not {row['ranks']}")
     if row.get("blamed_nodes"):
         wrong.append(f"nodes {row['blamed_nodes']} were called silent or replaced")
     if row["cost"] == "nothing" and row["generations"]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import contextlib
 import random
+import re
 import signal
 import statistics
 import time
@@ -16,6 +17,7 @@ from headway.common.node.process import ProcessId
 from headway.common.node.run_dir import NodePaths
 from headway.common.polling import wait_until
 from headway.common.wire.messages.driver import Status
+from headway.common.wire.messages.health import Verdict
 from headway.console.analysis.events import load_events, redone_steps
 from headway.console.run import Run
 from headway.controller.faults import faults
@@ -36,6 +38,7 @@ FIRE_LIMIT_S = LOST_LIMIT_S = 60.0
 HELD_FOR_S = 600
 STEPS_BETWEEN = 8
 """Completed steps before a rank is held: enough for a median of step times."""
+NOT_ENTERED = re.compile(r"not by ranks? (\d+(?:, \d+)*)")
 LEADERS = ("init", "executor", "driver", "monitor")
 STAGES = {"generation": "decide_s", "stepping": "first_step_s"} | dict.fromkeys(
     ("worker_lost", "fence"), "detect_s"
@@ -265,7 +268,8 @@ class LocalRun(DrilledRun):
         nodes = {one.node for one in news if one.kind == "node_silent"}
         nodes |= {node for node, state in self.before.nodes.items() if after.nodes[node] != state}
         struck_unix_s = time.time() - time.monotonic() + self.now.struck_at_s
-        return {
+        missing = {"missing": _missing(silences)} if self._has_tp() else {}
+        return missing | {
             "blamed": sorted({one.rank for one in accusing} - {-1}) if silences else [],
             "blamed_nodes": sorted(nodes),
             "named_s": min((one.unix_s for one in silences), default=0.0) - struck_unix_s,
@@ -286,6 +290,10 @@ class LocalRun(DrilledRun):
         restores = load_events(self.run.path).filter(action="RESTORE")["end_ns"].drop_nulls()
         late = [at_ns / 1e9 for at_ns in restores if at_ns > struck_at_s * 1e9]
         return times | ({"restore_s": max(late) - struck_at_s} if late else {})
+
+    def _has_tp(self) -> bool:
+        """Whether a rank that is held in a layer leaves another one in a collective."""
+        return self.run.config.parallel.tp > 1
 
     # ---- the whole run --------------------------------------------------------------------------
     def sample(self) -> None:
@@ -319,3 +327,10 @@ class LocalRun(DrilledRun):
         with contextlib.suppress(HeadwayError):
             return self.run.wait(timeout_s=1800)
         return "unfinished"
+
+
+def _missing(verdicts: Sequence[Verdict]) -> list[int]:
+    """Who had not entered the collective that others wait in, as the verdicts show it first."""
+    rows = [row for verdict in verdicts for row in verdict.evidence if row.name == "collective"]
+    found = NOT_ENTERED.search(rows[0].value) if rows else None
+    return [int(rank) for rank in found[1].split(", ")] if found else []

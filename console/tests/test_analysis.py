@@ -6,7 +6,7 @@ import numpy as np
 import polars as pl
 import pytest
 from headway.common.errors import CorruptError
-from headway.common.node.flight import BROKEN, RECORD
+from headway.common.node.flight_record import BROKEN, RECORD
 from headway.common.plan.schedule.actions import Kind
 from headway.console.analysis.episodes import recoveries
 from headway.console.analysis.events import completed_steps, frame, load_events, redone_steps

@@ -8,7 +8,7 @@ import numpy as np
 import polars as pl
 import pytest
 from headway.common.errors import InputError
-from headway.common.node.flight import RECORD, WAITING
+from headway.common.node.flight_record import RECORD, WAITING
 from headway.common.plan.grid import Grid
 from headway.common.plan.schedule.actions import Action, Kind, Schedule
 from headway.common.plan.schedule.generate import bubble_fraction, generate

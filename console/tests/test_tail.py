@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import polars as pl
-from headway.common.node.flight import RECORD, WAITING
+from headway.common.node.flight_record import RECORD, WAITING
 from headway.common.plan.schedule.actions import Kind
 from headway.console.analysis.events import SCHEMA, frame, load_events
 from headway.console.testing import FakeRun

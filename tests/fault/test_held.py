@@ -29,7 +29,7 @@ def test_of_two_tensor_parallel_ranks_the_held_one_is_replaced(
         run = rig.launch("held", *LAYOUT)
         row = recover(LocalRun(run, 0), strike)
         rig.finish(run)
-    assert row["blamed"] == [1]
+    assert row["blamed"] == [1] == row["missing"]
     assert of_fault(row, {}) == []
 
 
@@ -38,6 +38,7 @@ def test_of_two_tensor_parallel_ranks_the_held_one_is_replaced(
     [
         ({"blamed": [0, 1]}, "ranks [0, 1] were named, not [1]"),
         ({"blamed": []}, "ranks [] were named, not [1]"),
+        ({"missing": [0]}, "ranks [0] had not entered, not [1]"),
         ({"blamed_nodes": [0]}, "nodes [0] were called silent or replaced"),
         ({"generations": [1, 2]}, "generations [1, 2] began, not one"),
         ({"survivors_with_new_pid": [0]}, "ranks [0] changed pid"),

@@ -41,7 +41,7 @@ class Watched(Fuse):
         super().__init__()
         self.pipelines: list[weakref.ref[Pipeline]] = []
 
-    def record(self, kind: int, **fields: int) -> AbstractContextManager[object]:
+    def record(self, kind: int, **fields: int) -> AbstractContextManager[int]:
         if kind == Kind.DATA:  # once per pass
             found = [item for item in gc.get_objects(generation=0) if type(item) is Pipeline]
             self.pipelines += [weakref.ref(item) for item in found]

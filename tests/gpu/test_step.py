@@ -14,7 +14,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from headway.common.node.flight import FlightReader, FlightWriter, awaits_device, device_times
+from headway.common.node.flight import FlightReader, FlightWriter
+from headway.common.node.flight_record import awaits_device, device_times
 from headway.common.plan.schedule.actions import COMPUTE, Kind
 from headway.testkit.trainer.sessions import one_rank
 from headway.testkit.trainer.steady import SteadyPart

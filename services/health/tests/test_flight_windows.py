@@ -9,7 +9,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from headway.common.node.flight import ON_DEVICE, RECORD, FlightReader, FlightWriter
+from headway.common.node.flight import FlightReader, FlightWriter
+from headway.common.node.flight_record import ON_DEVICE, RECORD
 from headway.common.node.testing import wait_until
 from headway.common.plan.schedule.actions import Kind
 from headway.health import flight_windows

@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from headway.common.node.flight import WAITING, FlightReader, FlightWriter
+from headway.common.node.flight import FlightReader, FlightWriter
+from headway.common.node.flight_record import WAITING
 from headway.common.node.testing import wait_until
 from headway.common.plan.grid import Grid
 from headway.common.plan.schedule.actions import Kind

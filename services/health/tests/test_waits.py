@@ -5,7 +5,8 @@ from __future__ import annotations
 import time
 from pathlib import Path
 
-from headway.common.node.flight import ON_DEVICE, FlightWriter
+from headway.common.node.flight import FlightWriter
+from headway.common.node.flight_record import ON_DEVICE
 from headway.common.plan.schedule.actions import Kind
 from headway.health.sources.flight import FlightSource
 

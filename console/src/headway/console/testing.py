@@ -19,7 +19,8 @@ import msgspec
 import numpy as np
 from headway.common.config import to_toml
 from headway.common.errors import InputError
-from headway.common.node.flight import RECORD, WAITING, FlightWriter
+from headway.common.node.flight import FlightWriter
+from headway.common.node.flight_record import RECORD, WAITING
 from headway.common.node.process import ProcessId
 from headway.common.node.run_dir import NodePaths, RunDir, new_run_id
 from headway.common.plan.schedule.actions import Kind

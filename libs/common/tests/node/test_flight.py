@@ -8,13 +8,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 from headway.common.errors import CorruptError, InputError
-from headway.common.node.flight import (
+from headway.common.node.flight import FlightReader, FlightWriter
+from headway.common.node.flight_record import (
     BROKEN,
     ON_DEVICE,
     RECORD,
     WAITING,
-    FlightReader,
-    FlightWriter,
     awaits_device,
     device_times,
 )
@@ -25,7 +24,9 @@ from headway.common.node.testing import no_leaks, python_child, read_line, send_
 def test_a_record_keeps_all_its_fields(tidy_shm: Path) -> None:
     writer, reader = FlightWriter.create(tidy_shm / "f", rank=7), None
     writer.set_generation(5)
-    writer.end(writer.begin(3, step=2**40, micro_batch=-1, chunk=2, peer=-1, nbytes=2**33, flags=9))
+    writer.end(
+        writer.begin(3, step=2**31 - 1, micro_batch=-1, chunk=2, peer=-1, nbytes=2**33, flags=9)
+    )
     reader = FlightReader(tidy_shm / "f")
     (record,) = reader.snapshot()
     named = dict(zip(RECORD.names or (), record.tolist(), strict=True))
@@ -36,9 +37,12 @@ def test_a_record_keeps_all_its_fields(tidy_shm: Path) -> None:
         "chunk": 2,
         "flags": 9,
         "micro_batch": -1,
-        "step": 2**40,
+        "step": 2**31 - 1,
         "generation": 5,
         "peer": -1,
+        "line": 0,
+        "op": 0,
+        "collective": 0,
         "sequence": 0,
         "nbytes": 2**33,
         "device": 0,

@@ -9,13 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from headway.common.node.flight import (
-    BROKEN,
-    FlightReader,
-    FlightWriter,
-    awaits_device,
-    device_times,
-)
+from headway.common.node.flight import FlightReader, FlightWriter
+from headway.common.node.flight_record import BROKEN, awaits_device, device_times
 from headway.common.plan.schedule.actions import Kind
 from headway.trainer.device import device_recorder
 from headway.trainer.device.device_recorder import DeviceRecorder, recorder_for

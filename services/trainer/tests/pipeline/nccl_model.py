@@ -91,6 +91,8 @@ class Trace:
 class Ticket:
     """Like a ticket over NCCL: the compute stream waits, the caller does not."""
 
+    collective = 0
+
     def __init__(self, trace: Trace, message: Message) -> None:
         self._trace, self._message = trace, message
 
@@ -110,10 +112,10 @@ class Recorded:
     def __init__(self, trace: Trace, name: str, members: tuple[int, ...]) -> None:
         self._trace, self._name, self._members = trace, name, members
 
-    def send(self, _: torch.Tensor, peer: int, tag: int) -> Ticket:
+    def send(self, _: torch.Tensor, peer: int, tag: int, *__: Any) -> Ticket:
         return self._issue(True, peer, tag)
 
-    def recv(self, tensor: torch.Tensor, peer: int, tag: int) -> Ticket:
+    def recv(self, tensor: torch.Tensor, peer: int, tag: int, *_: Any) -> Ticket:
         tensor.zero_()
         return self._issue(False, peer, tag)
 
@@ -134,7 +136,7 @@ class Factory(NcclFactory):
         self._trace = trace
         self.made: list[tuple[str, tuple[int, ...]]] = []
 
-    def comm(self, name: str, ranks: Any, rank: int, **_: Any) -> Any:
+    def comm(self, name: str, ranks: Any, rank: int, *_: Any, **__: Any) -> Any:
         assert rank in ranks
         self.made.append((name, tuple(ranks)))
         return Recorded(self._trace, name, tuple(ranks))
@@ -185,10 +187,10 @@ class Watched(Pipeline):
         self.late += self._num_posted == self._num_reached
         super()._receive(action)
 
-    def _record(self, action: Action, flags: int = 0, nbytes: int = 0) -> Any:
+    def _record(self, action: Action, flags: int = 0, *sizes: int, **names: int) -> Any:
         if action.kind in COMPUTE:
             self.unfinished = max(self.unfinished, *map(len, self._sent.values()))
-        return super()._record(action, flags, nbytes)
+        return super()._record(action, flags, *sizes, **names)
 
 
 def issue(schedule: Schedule, mapping: Any, *, overlap: bool = True) -> tuple[list[Trace], int]:

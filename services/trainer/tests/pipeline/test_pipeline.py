@@ -121,6 +121,9 @@ class _Gathers:
             self.steps.append(fields["step"])
         return torch.no_grad()
 
+    def name(self, seq: int, collective: int) -> None:
+        pass
+
     def set_generation(self, generation: int) -> None:
         pass
 

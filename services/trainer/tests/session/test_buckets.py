@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 from headway.common.config import from_dict
 from headway.common.errors import ConfigError
-from headway.common.node.flight import WAITING, FlightReader, FlightWriter
+from headway.common.node.flight import FlightReader, FlightWriter
+from headway.common.node.flight_record import WAITING
 from headway.common.plan.schedule import generate, lower
 from headway.common.plan.schedule.actions import Action, Kind
 from headway.common.plan.stages import stage_layers

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 import pytest
 from headway.common.errors import ConfigError
 from headway.trainer.config import TrainConfig
+from headway.trainer.device.recorder import NoRecorder
 from headway.trainer.session.planned_gc import PlannedGc
 
 
@@ -25,7 +26,7 @@ class _Cycle:
 
 
 def test_a_cycle_is_freed_at_the_planned_step_and_not_before() -> None:
-    with PlannedGc(4) as planned:
+    with PlannedGc(4, NoRecorder()) as planned:
         assert not gc.isenabled()
         cycle = _Cycle()
         gc.collect(1)  # no longer young
@@ -40,13 +41,13 @@ def test_a_cycle_is_freed_at_the_planned_step_and_not_before() -> None:
 
 
 def test_collection_is_as_before_after_an_abort_and_untouched_without_a_plan() -> None:
-    with pytest.raises(RuntimeError), PlannedGc(4):
+    with pytest.raises(RuntimeError), PlannedGc(4, NoRecorder()):
         raise RuntimeError
     assert gc.isenabled()
-    with PlannedGc(0):
+    with PlannedGc(0, NoRecorder()):
         assert gc.isenabled()
     gc.disable()
-    with PlannedGc(4):
+    with PlannedGc(4, NoRecorder()):
         pass
     assert not gc.isenabled()
 

@@ -11,7 +11,8 @@ import numpy as np
 import numpy.typing as npt
 import polars as pl
 from headway.common.errors import CorruptError
-from headway.common.node.flight import BROKEN, RECORD, WAITING, FlightReader, device_times
+from headway.common.node.flight import FlightReader
+from headway.common.node.flight_record import BROKEN, RECORD, WAITING, device_times
 from headway.common.node.run_dir import NodePaths, RunDir, shm_root
 from headway.common.plan.schedule.actions import Kind
 from headway.console.analysis.clocks import Clocks

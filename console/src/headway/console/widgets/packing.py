@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 import numpy.typing as npt
-from headway.common.node.flight import WAITING
+from headway.common.node.flight_record import WAITING
 from headway.common.plan.schedule.actions import Kind
 from headway.console.widgets.tail import Records
 

@@ -12,7 +12,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 from headway.common.errors import CorruptError
-from headway.common.node.flight import RECORD, FlightReader
+from headway.common.node.flight import FlightReader
+from headway.common.node.flight_record import RECORD
 from headway.common.node.run_dir import RunDir, shm_root
 from headway.console.analysis.clocks import Clocks
 from headway.console.analysis.events import live_rings, windows

@@ -14,7 +14,8 @@ from pathlib import Path
 import numpy as np
 import structlog
 from headway.common.node.files import replace_file
-from headway.common.node.flight import FlightReader, awaits_device
+from headway.common.node.flight import FlightReader
+from headway.common.node.flight_record import awaits_device
 from headway.common.wire.side_thread import SideThread, log_error
 
 SAVE_INTERVAL_S = 20.0

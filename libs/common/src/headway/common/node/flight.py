@@ -8,7 +8,8 @@ A record with the flag ``ON_DEVICE`` brackets the launch of work that a device d
 writer adds the device's times when it knows them (``correct``); ``device_times`` applies them.
 
 The record is written before ``head`` counts it, so a writer that dies in between leaves no
-partial record visible.
+partial record visible. The first page also has the rank's group table
+(``headway.common.node.group_table``).
 """
 
 from __future__ import annotations
@@ -22,47 +23,42 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from headway.common.errors import InputError
+from headway.common.errors import CorruptError, InputError
+from headway.common.node.flight_record import ABORTED, BROKEN, RECORD, US
+from headway.common.node.group_table import TABLE_BYTES, GroupCount, GroupTable, read_table
 from headway.common.node.process import ProcessId
 from headway.common.node.segment import LINE_BYTES, PAGE_BYTES, WORD_BYTES, Segment
 
 _MAGIC = b"HWFLIGHT"
-_VERSION = 1
+_VERSION = 2
 
-RECORD = np.dtype(
-    [
-        ("kind", "u1"),  # plan.schedule.actions.Kind
-        ("chunk", "u1"),
-        ("flags", "<u2"),  # WAITING, BROKEN, ON_DEVICE
-        ("micro_batch", "<i4"),  # -1 = none
-        ("step", "<i8"),
-        ("generation", "<u4"),
-        ("peer", "<i4"),  # -1 = none
-        ("sequence", "<u8"),
-        ("start_ns", "<u8"),
-        ("end_ns", "<u8"),  # 0 = still open
-        ("nbytes", "<u8"),
-        ("device", "<u8"),  # the device's times, see ``device_times``; 0 = none, or not known yet
-    ]
-)
-WAITING = 1
-"""Flag of a record that spans a wait, not the issue, of a message or collective."""
-BROKEN = 2
-"""Flag of a record that an exception ended: its work was not done."""
-ON_DEVICE = 4
-"""Flag of a record whose times are those of a launch until those of the device are known."""
-_PACK = struct.Struct("<BBHiqIiQQQQQ")
+_PACK = struct.Struct("<BBHiiIQQQQQQ")
 _PLAIN = np.dtype(f"V{RECORD.itemsize}")
 assert RECORD.itemsize == _PACK.size == LINE_BYTES
 
 _LINE = LINE_BYTES // WORD_BYTES
 _RANK, _CAPACITY, _PID, _START, _GENERATION = range(_LINE, _LINE + 5)
-_HEAD, _PROGRESS, _ALIVE, _WAITS = range(2 * _LINE, 2 * _LINE + 4)
+_HEAD, _PROGRESS, _ALIVE, _WAITS, _PASSED, _PASSED_NS, _ASKED_NS = range(2 * _LINE, 2 * _LINE + 7)
+_TABLE = PAGE_BYTES // WORD_BYTES - TABLE_BYTES // WORD_BYTES
 _RECORDS = PAGE_BYTES // WORD_BYTES
-_START_NS, _END, _DEVICE = 4, 5, 7  # words of start_ns, end_ns and device in a record
-_US = 1_000
+# words of peer with the collective, start_ns, end_ns and device in a record
+_COLLECTIVE, _START_NS, _END, _DEVICE = 2, 4, 5, 7
+_PEER = 0xFFFF
 _LATEST = (1 << 31) - 1  # of a device's times, in us: 35 minutes
 _FLAGS_AT = 2  # byte of flags in a record
+
+
+@dataclass(frozen=True, slots=True)
+class Passed:
+    """The newest record whose beginning or end a device has passed."""
+
+    sequence: int
+    """-1 before the first one."""
+    is_end: bool
+    since_ns: int
+    """When that was first seen; ``time.monotonic_ns``."""
+    asked_ns: int
+    """When the device was last asked, and answered."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +70,8 @@ class FlightHeader:
 
     ``waits`` counts the beginnings and ends of the main thread's waits for others: it is odd while
     the thread waits.
+
+    ``passed`` is where the device is, as ``DevicePosition`` last saw it; None without one.
     """
 
     rank: int
@@ -84,6 +82,7 @@ class FlightHeader:
     progress: int
     alive: int = 0
     waits: int = 0
+    passed: Passed | None = None
 
     @property
     def is_waiting(self) -> bool:
@@ -106,6 +105,7 @@ class FlightWriter:
         self._head = self._words[_HEAD]
         self._lock = threading.Lock()
         self.waiting = _Waiting(self)
+        self.table = GroupTable(self._words[_TABLE:_RECORDS])
 
     @classmethod
     def create(cls, path: Path, rank: int, capacity: int = 65536) -> FlightWriter:
@@ -132,6 +132,7 @@ class FlightWriter:
             )
         words[_PID] = 0  # never the new pid with the old start time
         words[_START], words[_WAITS] = me.start_ticks, 0
+        words[_PASSED] = words[_PASSED_NS] = words[_ASKED_NS] = 0
         words[_PID] = me.pid
         return cls(segment)
 
@@ -149,32 +150,44 @@ class FlightWriter:
         peer: int = -1,
         nbytes: int = 0,
         flags: int = 0,
+        collective: int = 0,
     ) -> int:
-        """Open a record that starts now; returns its sequence number for ``end``."""
+        """Open a record that starts now; returns its sequence number for ``end``.
+
+        ``collective``: which one it waits for or issues, as ``GroupLine.enter`` names it.
+        """
         with self._lock:
             seq = self._head
             _PACK.pack_into(
                 self._buffer,
                 PAGE_BYTES + seq % self._capacity * LINE_BYTES,
-                kind, chunk, flags, micro_batch, step, self._generation, peer,
+                kind, chunk, flags, micro_batch, step, self._generation,
+                peer & _PEER | collective << 16,
                 seq, time.monotonic_ns(), 0, nbytes, 0,
             )  # fmt: skip
             self._head = seq + 1
             self._words[_HEAD] = seq + 1
         return seq
 
-    def end(self, seq: int, *, broken: bool = False) -> None:
-        """Close record ``seq`` now.
+    def name(self, seq: int, collective: int) -> None:
+        """Add to the open record ``seq`` which collective it has issued."""
+        with self._lock:
+            if self._head - seq <= self._capacity:
+                at = _RECORDS + seq % self._capacity * _LINE + _COLLECTIVE
+                self._words[at] = self._words[at] & _PEER | collective << 16
+
+    def end(self, seq: int, *, error: type[BaseException] | None = None) -> None:
+        """Close record ``seq`` now; with ``error``, an exception has ended what it records.
 
         A record that was already overwritten only counts as progress.
         """
         with self._lock:
             words = self._words
             if self._head - seq <= self._capacity:
-                if broken:
-                    self._buffer[PAGE_BYTES + seq % self._capacity * LINE_BYTES + _FLAGS_AT] |= (
-                        BROKEN
-                    )
+                if error is not None:
+                    at = PAGE_BYTES + seq % self._capacity * LINE_BYTES + _FLAGS_AT
+                    is_abort = getattr(error, "is_abort", False)
+                    self._buffer[at] |= BROKEN | ABORTED if is_abort else BROKEN
                 words[_RECORDS + seq % self._capacity * _LINE + _END] = time.monotonic_ns()
             words[_PROGRESS] += 1
 
@@ -187,15 +200,15 @@ class FlightWriter:
         with self._lock:
             if self._head - seq <= self._capacity and len(self._words):
                 at = _RECORDS + seq % self._capacity * _LINE
-                launched_us = self._words[at + _START_NS] // _US
-                late_us = min(max(0, start_ns // _US - launched_us), _LATEST)
-                span_us = min(max(0, end_ns // _US - launched_us - late_us), _LATEST)
+                launched_us = self._words[at + _START_NS] // US
+                late_us = min(max(0, start_ns // US - launched_us), _LATEST)
+                span_us = min(max(0, end_ns // US - launched_us - late_us), _LATEST)
                 self._words[at + _DEVICE] = late_us << 32 | span_us + 1
 
     def record(self, kind: int, **fields: int) -> _Record:
         """Record what a ``with`` block does, between ``begin`` and ``end``.
 
-        An exception marks the record as BROKEN.
+        An exception marks the record as BROKEN, one with a true ``is_abort`` as ABORTED too.
         """
         return _Record(self, kind, fields)
 
@@ -205,7 +218,18 @@ class FlightWriter:
             if len(self._words):  # else it was closed meanwhile
                 self._words[_ALIVE] += 1
 
+    def show_device(self, sequence: int, *, is_end: bool) -> None:
+        """Show that the device has passed the beginning or end of a record; -1 for none yet."""
+        now_ns = time.monotonic_ns()
+        with self._lock:
+            if words := self._words:
+                passed = sequence + 1 << 1 | is_end
+                if words[_PASSED] != passed or not words[_PASSED_NS]:
+                    words[_PASSED_NS], words[_PASSED] = now_ns, passed
+                words[_ASKED_NS] = now_ns
+
     def close(self) -> None:
+        self.table.close()
         with self._lock:
             self._buffer = self._words = memoryview(b"").cast("B")
         self._segment.close()
@@ -241,31 +265,12 @@ class _Record:
         return self._seq
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        self._writer.end(self._seq, broken=kind is not None)
+        self._writer.end(self._seq, error=kind)
 
 
-def device_times(records: npt.NDArray[Any]) -> npt.NDArray[Any]:
-    """``records`` with the device's start and end, to 1 us, where they are known.
-
-    The upper half of ``device`` is how much later than the launch the device began, in whole us of
-    the clock; the lower half its duration plus one.
-    """
-    known = records["device"] > 0
-    if not known.any():
-        return records
-    found = records.copy()
-    word, launched_us = found["device"][known], found["start_ns"][known] // _US
-    start_ns = (launched_us + (word >> np.uint64(32))) * np.uint64(_US)
-    found["start_ns"][known] = start_ns
-    found["end_ns"][known] = start_ns + ((word & np.uint64(0xFFFFFFFF)) - 1) * np.uint64(_US)
-    return found
-
-
-def awaits_device(records: npt.NDArray[Any]) -> npt.NDArray[np.bool_]:
-    """Which records may still be corrected by a process that runs."""
-    launched = records["flags"] & (ON_DEVICE | BROKEN) == ON_DEVICE
-    waits: npt.NDArray[np.bool_] = launched & (records["device"] == 0)
-    return waits
+def _passed(words: memoryview) -> Passed:
+    passed = words[_PASSED]
+    return Passed((passed >> 1) - 1, bool(passed & 1), words[_PASSED_NS], words[_ASKED_NS])
 
 
 class FlightReader:
@@ -276,6 +281,13 @@ class FlightReader:
         self._segment = Segment.open(path, _MAGIC, _VERSION)
         self._words = self._segment.words
         self._capacity = self._words[_CAPACITY]
+        room = (self._segment.nbytes - PAGE_BYTES) // LINE_BYTES
+        if self._capacity != room:
+            self._segment.close()
+            raise CorruptError(
+                f"{path} has room for {room} records, its capacity is {self._capacity}",
+                remedy="remove the file",
+            )
         # as plain bytes: numpy would copy a record field by field
         self._records = self._segment.array(RECORD, PAGE_BYTES, self._capacity).view(_PLAIN)
 
@@ -296,7 +308,15 @@ class FlightReader:
             progress=words[_PROGRESS],
             alive=words[_ALIVE],
             waits=words[_WAITS],
+            passed=_passed(words) if words[_ASKED_NS] else None,
         )
+
+    def groups(self) -> tuple[GroupCount, ...]:
+        """What the rank has entered and finished in each group of its generation."""
+        words = self._words
+        if not len(words):
+            return ()
+        return read_table(words[_TABLE:_RECORDS], words[_GENERATION])
 
     def snapshot(self, since: int = 0) -> npt.NDArray[Any]:
         """Copy the records from sequence ``since`` on that still exist.
@@ -323,16 +343,24 @@ class FlightReader:
             return self._records[begin:end].copy().view(RECORD)
         return np.concatenate((self._records[begin:], self._records[:end])).view(RECORD)
 
+    def at(self, sequence: int) -> npt.NDArray[Any] | None:
+        """Record ``sequence`` (a 0-d array of dtype ``RECORD``), or None if it is overwritten."""
+        if not 0 <= sequence < self._words[_HEAD]:
+            return None
+        place = sequence % self._capacity
+        copy = self._records[place : place + 1].copy().view(RECORD)
+        oldest = self._words[_HEAD] - self._capacity + 1
+        if copy["sequence"][0] != sequence or sequence < oldest:
+            return None
+        found: npt.NDArray[Any] = copy.reshape(())
+        return found
+
     def last(self) -> npt.NDArray[Any] | None:
         """The newest record (a 0-d array of dtype ``RECORD``), or None."""
         for _ in range(3):  # a writer that laps a tiny ring may overtake this read once
-            head = self._words[_HEAD]
-            if not head:
-                return None
-            found = self.snapshot(head - 1)
-            if len(found):
-                newest: npt.NDArray[Any] = found[-1:].reshape(())
-                return newest
+            found = self.at(self._words[_HEAD] - 1)
+            if found is not None or not self._words[_HEAD]:
+                return found
         return None
 
     def close(self) -> None:

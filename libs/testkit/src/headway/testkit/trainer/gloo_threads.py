@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from queue import SimpleQueue
 from typing import TypeVar
 
+from headway.common.node.group_table import GroupTable
 from headway.common.plan.grid import Grid
 from headway.testkit.trainer.threads import LIMIT_S, run_threads
 from headway.trainer.comm.channel import Channels
@@ -16,8 +17,14 @@ from headway.trainer.comm.store import StoreEndpoint
 T = TypeVar("T")
 
 
-def over_gloo(grid: Grid, member: Callable[[Groups], T]) -> list[T]:
-    """Run ``member`` on every rank of real groups; see ``run_threads``."""
+def over_gloo(
+    grid: Grid,
+    member: Callable[[Groups], T],
+    tables: Sequence[GroupTable] | None = None,
+    *,
+    joins_ends: bool = False,
+) -> list[T]:
+    """Run ``member`` on every rank of real groups, counted in ``tables``; see ``run_threads``."""
     endpoints: SimpleQueue[StoreEndpoint] = SimpleQueue()
     last = threading.Barrier(grid.world_size, timeout=LIMIT_S)
 
@@ -35,6 +42,8 @@ def over_gloo(grid: Grid, member: Callable[[Groups], T]) -> list[T]:
             lookup=lambda: endpoints.get(timeout=LIMIT_S),
             channels=Channels(),
             timeout_s=20.0,
+            joins_ends=joins_ends,
+            table=tables[rank] if tables is not None else None,
         )
         try:
             result = member(joined)

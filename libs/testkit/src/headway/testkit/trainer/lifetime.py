@@ -56,7 +56,7 @@ class Fuse:
         self.step, self.at, self.records = -1, 0, 0
         self.blow: Callable[[], None] = lambda: None
 
-    def record(self, kind: int, **fields: int) -> AbstractContextManager[object]:
+    def record(self, kind: int, **fields: int) -> AbstractContextManager[int]:
         """Count; see ``Recorder``."""
         del kind
         if fields["step"] == self.step:
@@ -65,7 +65,10 @@ class Fuse:
         if self.at and (self.records == self.at or fields["step"] > self.step):
             self.at = 0
             self.blow()
-        return nullcontext()
+        return nullcontext(-1)
+
+    def name(self, seq: int, collective: int) -> None:
+        """See ``Recorder``."""
 
     def set_generation(self, generation: int) -> None:
         """See ``Recorder``."""

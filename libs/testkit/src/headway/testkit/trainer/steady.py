@@ -36,32 +36,35 @@ class SteadyPart:
         self._is_step = False
         self.num_steps = 0
 
-    def record(self, kind: int, **fields: int) -> AbstractContextManager[object]:
+    def record(self, kind: int, **fields: int) -> AbstractContextManager[int]:
         """See ``Recorder``."""
         del fields
         if kind == Kind.STEP:
             return self._step()
-        return self._wait() if kind in self._waits else nullcontext()
+        return self._wait() if kind in self._waits else nullcontext(-1)
+
+    def name(self, seq: int, collective: int) -> None:
+        """See ``Recorder``."""
 
     def set_generation(self, generation: int) -> None:
         """See ``Recorder``."""
 
     @contextmanager
-    def _step(self) -> Iterator[None]:
+    def _step(self) -> Iterator[int]:
         self._is_step = True
         self._switch(True)
         try:
-            yield
+            yield -1
         finally:
             self._is_step = False
             self._switch(False)
             self.num_steps += 1
 
     @contextmanager
-    def _wait(self) -> Iterator[None]:
+    def _wait(self) -> Iterator[int]:
         self._switch(False)
         try:
-            yield
+            yield -1
         finally:
             self._switch(self._is_step)
 

@@ -62,6 +62,11 @@ def add_missing(path: Path) -> list[str]:
     return [tag_of(message) for message in added]
 
 
+def is_named_tuple(hint: Any) -> bool:
+    """Whether a field's type is a ``NamedTuple``, which travels as an array."""
+    return isinstance(hint, type) and issubclass(hint, tuple) and hasattr(hint, "_fields")
+
+
 def _fields(struct: type[Any]) -> dict[str, Any]:
     hints = typing.get_type_hints(struct)
     return {name: hints[name] for name in struct.__struct_fields__}
@@ -92,6 +97,9 @@ def _example(hint: Any, name: str) -> Any:
         return origin([_example(arguments[0], name)])
     if isinstance(hint, type) and issubclass(hint, msgspec.Struct):
         return hint(**{inner: _example(of, inner) for inner, of in _fields(hint).items()})
+    if is_named_tuple(hint):
+        hints = typing.get_type_hints(hint)
+        return hint(*(_example(of, inner) for inner, of in hints.items()))
     raise TypeError(f"no example for {hint!r} of field {name!r}; add it to {__name__}")
 
 
@@ -124,6 +132,9 @@ def _strategy(hint: Any) -> SearchStrategy[Any]:
         return st.fixed_dictionaries(
             {name: _strategy(of) for name, of in _fields(hint).items()}
         ).map(lambda fields: hint(**fields))
+    if is_named_tuple(hint):
+        hints = typing.get_type_hints(hint).values()
+        return st.tuples(*map(_strategy, hints)).map(lambda values: hint(*values))
     raise TypeError(f"no strategy for {hint!r}; add it to {__name__}")
 
 

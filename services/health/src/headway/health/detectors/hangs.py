@@ -12,6 +12,7 @@ from headway.common.wire.messages.health import Verdict
 from headway.health.config import HealthConfig
 from headway.health.detectors.episodes import Episodes, Key, fact
 from headway.health.detectors.follow_ups import FollowUps
+from headway.health.detectors.groups import evidence_of_groups
 from headway.health.detectors.process import PROCESS_KINDS, process_key
 from headway.health.detectors.silence import Hang, RankView, evidence_of, find_hang
 
@@ -105,7 +106,7 @@ class Hangs:
             is_hang = known.kind in ("silence", UNEXPLAINED)  # a stopped process is known as such
             is_due = is_hang and self._follow_ups.is_due(known, clock_s)
             return self._follow_ups.repeat(key, clock_s) if is_due else []
-        rows = evidence_of(hang, views, self._config)
+        rows = evidence_of(hang, views, self._config) + evidence_of_groups(views)
         if culprit is None:
             return self._episodes.report(
                 key,

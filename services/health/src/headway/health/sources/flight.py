@@ -13,16 +13,16 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 from headway.common.errors import HeadwayError
-from headway.common.node.flight import (
-    BROKEN,
-    ON_DEVICE,
-    WAITING,
-    FlightHeader,
-    FlightReader,
-    device_times,
-)
+from headway.common.node.flight import FlightHeader, FlightReader
+from headway.common.node.flight_record import BROKEN, ON_DEVICE, WAITING, device_times
 from headway.common.plan.schedule.actions import COMPUTE, Kind
-from headway.common.wire.messages.health import RankPhase, Waits, WorkerSignals
+from headway.common.wire.messages.health import (
+    DevicePlace,
+    GroupRow,
+    RankPhase,
+    Waits,
+    WorkerSignals,
+)
 
 PHASES: dict[Kind, RankPhase] = {
     Kind.JOIN: "join",
@@ -140,6 +140,8 @@ class FlightSource:
             alive_age_s=(now_ns - follower.alive_ns) / 1e9 if header.alive else -1.0,
             waits=_waits(follower, header),
             step_age_s=_step_age_s(follower, now_ns),
+            groups=_groups(follower.reader, now_ns),
+            device=_device(follower.reader, header, now_ns),
         )
 
     def _follower(self, path: Path) -> _Follower:
@@ -153,6 +155,40 @@ class FlightSource:
             FlightReader(path), inode, deque(maxlen=self._window_steps)
         )
         return made
+
+
+def _groups(reader: FlightReader, now_ns: int) -> tuple[GroupRow, ...]:
+    return tuple(
+        GroupRow(
+            one.line,
+            one.number,
+            one.op,
+            one.entered,
+            one.done,
+            _ago_ms(one.entered_ns, now_ns),
+            _ago_ms(one.done_ns, now_ns),
+        )
+        for one in reader.groups()
+    )
+
+
+def _ago_ms(at_ns: int, now_ns: int) -> int:
+    return max(0, now_ns - at_ns) // 1_000_000 if at_ns else -1
+
+
+def _device(reader: FlightReader, header: FlightHeader, now_ns: int) -> DevicePlace | None:
+    passed = header.passed
+    if passed is None:
+        return None
+    row = reader.at(passed.sequence)
+    return DevicePlace(
+        _name(int(row["kind"])) if row is not None else "",
+        int(row["step"]) if row is not None else -1,
+        int(row["micro_batch"]) if row is not None else -1,
+        passed.is_end,
+        max(0, now_ns - passed.since_ns) / 1e9,
+        max(0, now_ns - passed.asked_ns) / 1e9,
+    )
 
 
 def _is_same(follower: _Follower, header: FlightHeader) -> bool:
@@ -186,6 +222,7 @@ def _advance(follower: _Follower, header: FlightHeader) -> int:
         follower.open.clear()
     records = follower.reader.snapshot(min([follower.seen, *follower.open]))
     is_open = (records["end_ns"] == 0) & (records["generation"] == header.generation)
+    is_open &= records["kind"] != Kind.FLUSH  # a slow disk may take its time at the run's end
     follower.open = {
         int(row["sequence"]): _Open(
             int(row["kind"]),

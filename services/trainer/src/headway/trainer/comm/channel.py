@@ -17,6 +17,7 @@ from queue import SimpleQueue
 from typing import Any, Generic, Protocol, TypeAlias, TypeVar
 
 from headway.common.log import get_logger
+from headway.common.node.group_table import NO_LINE, GroupLine
 from headway.trainer.comm.interface import Aborted, PeerLost
 
 T = TypeVar("T")
@@ -34,13 +35,16 @@ class Work(Protocol):
 
 
 class Call(Generic[T]):
-    """A call on a channel, or the ``Ticket`` of a collective. Only one thread may wait for it."""
+    """A call on a channel, or the ``Ticket`` of a collective. Only one thread may wait for it.
 
-    __slots__ = ("_box", "_group", "_settled")
+    ``line`` counts what its transport has finished; ``collective`` is its name in flight records.
+    """
 
-    def __init__(self, group: Channels) -> None:
+    __slots__ = ("_box", "_group", "_line", "_settled", "collective")
+
+    def __init__(self, group: Channels, line: GroupLine = NO_LINE, collective: int = 0) -> None:
         self._box: SimpleQueue[tuple[Any, BaseException | None]] = SimpleQueue()
-        self._group = group
+        self._group, self._line, self.collective = group, line, collective
         self._settled = False
 
     def done(self) -> bool:
@@ -103,15 +107,23 @@ class Channel:
         """
         return self._put(fn, False)
 
-    def launch(self, start: Callable[[], Work]) -> Call[object]:
+    def launch(
+        self, start: Callable[[], Work], line: GroupLine = NO_LINE, collective: int = 0
+    ) -> Call[object]:
         """Start an operation on the channel's first thread; never blocks the caller.
 
         The second thread waits for the operations, in the order started.
         """
-        return self._put(start, True)
+        return self._put(start, True, line, collective)
 
-    def _put(self, fn: Callable[[], Any], is_work: bool) -> Call[Any]:
-        call = self._group._new_call()
+    def _put(
+        self,
+        fn: Callable[[], Any],
+        is_work: bool,
+        line: GroupLine = NO_LINE,
+        collective: int = 0,
+    ) -> Call[Any]:
+        call = self._group._new_call(line, collective)
         self._jobs.put((fn, is_work, call))
         return call
 
@@ -170,14 +182,16 @@ class Channels:
         """Call ``fn`` once, on the aborting thread, if the generation is fenced."""
         self._on_abort.append(fn)
 
-    def watch(self, start: Callable[[], Any]) -> Call[object]:
+    def watch(
+        self, start: Callable[[], Any], line: GroupLine = NO_LINE, collective: int = 0
+    ) -> Call[object]:
         """Start an operation on the calling thread, without a channel.
 
         Its own completion finishes the call, which saves two thread switches per collective. It is
         for operations that are only queued when they start and that offer a
         ``torch.futures.Future``.
         """
-        call = self._new_call()
+        call = self._new_call(line, collective)
         try:
             start().get_future().add_done_callback(
                 lambda future: _settle_with(call, future.value, _lost)
@@ -199,8 +213,8 @@ class Channels:
         self._on_abort.clear()
         self._open.clear()  # a call that is no longer waited for refers back to this object
 
-    def _new_call(self) -> Call[Any]:
-        call: Call[Any] = Call(self)
+    def _new_call(self, line: GroupLine = NO_LINE, collective: int = 0) -> Call[Any]:
+        call: Call[Any] = Call(self, line, collective)
         self._open.add(call)
         # checked after the add: an earlier abort did not see this call, a later one does
         if self._aborted.is_set():
@@ -250,8 +264,10 @@ def _settle_with(
     try:
         value = fn()
     except BaseException as error:
+        call._line.leave(is_broken=True)
         call._settle(None, translate(error))
     else:
+        call._line.leave()
         call._settle(value, None)
 
 

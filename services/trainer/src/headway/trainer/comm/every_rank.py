@@ -10,6 +10,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import torch
+from headway.common.node.group_table import NO_LINE, GroupLine
+from headway.common.plan.collectives import Op as Entered
 from headway.trainer.comm.interface import Comm, Op, Ticket
 
 
@@ -27,11 +29,14 @@ class EveryRank:
 
     Args:
         comms: this rank's group on each axis, in the order of the axes, which is the same on all
-            ranks. rank, size: this rank, and the number of all ranks.
+            ranks. rank, size: this rank, and the number of all ranks. line: counts the reductions.
     """
 
-    def __init__(self, comms: Sequence[Comm], rank: int, size: int) -> None:
+    def __init__(
+        self, comms: Sequence[Comm], rank: int, size: int, line: GroupLine = NO_LINE
+    ) -> None:
         self._comms = [comm for comm in comms if comm.size > 1]
+        self._line = line
         self.rank = rank
         self.size = size
 
@@ -41,23 +46,29 @@ class EveryRank:
         Only ``wait`` moves it on from axis to axis: it blocks for every axis, and all ranks must
         call it at the same place in the order of their collectives.
         """
-        return _OverAxes(self._comms, tensor, op)
+        return _OverAxes(self._comms, tensor, op, self._line)
 
 
 class _OverAxes:
-    def __init__(self, comms: Sequence[Comm], tensor: torch.Tensor, op: Op) -> None:
-        self._comms, self._tensor, self._op = list(comms), tensor, op
+    def __init__(
+        self, comms: Sequence[Comm], tensor: torch.Tensor, op: Op, line: GroupLine
+    ) -> None:
+        self._comms, self._tensor, self._op, self._line = list(comms), tensor, op, line
+        self.collective = line.enter(Entered.ALL_REDUCE, tensor.nbytes)
 
     def done(self) -> bool:
         return not self._comms
 
     def wait(self) -> None:
+        if self.done():
+            return
         while self._comms:
             comm, flat = self._comms[0], self._tensor.view(-1)
             rows = torch.empty((comm.size, flat.numel()), dtype=flat.dtype, device=flat.device)
             comm.all_gather(rows.view(-1), flat).wait()
             flat.copy_(_fold(rows, self._op))
             del self._comms[0]
+        self._line.leave()
 
 
 def _fold(rows: torch.Tensor, op: Op) -> torch.Tensor:

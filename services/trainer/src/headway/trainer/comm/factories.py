@@ -5,31 +5,31 @@ Every rank asks for its groups in the same order, so that none wait for each oth
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any, Protocol
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol, TypeAlias
 
 import torch
 import torch.distributed
+from headway.common.node.group_table import NO_LINE, GroupLine
+from headway.common.plan.collectives import LANES, GroupKind
 from headway.trainer.comm.channel import Channels
 from headway.trainer.comm.gloo import GlooComm, gloo_options
 from headway.trainer.comm.interface import Comm, PeerLost, SingleRank
 from headway.trainer.comm.nccl import PAIR_CTAS, JointAbort, NcclComm, NcclPipe, nccl_group
 from headway.trainer.comm.p2p import Direction, PipeComm
+from headway.trainer.device.works import DeviceWorks
 
+GroupLines: TypeAlias = Mapping[int, GroupLine]
+"""What counts the calls of each group, by the numbers of ``plan.collectives``."""
+PP_LINE = 2 * GroupKind.PP
 _dist: Any = torch.distributed  # its stubs lack the stores and the methods of a bare group
-LANES: tuple[tuple[Direction, bool], ...] = (
-    ("forward", True),
-    ("forward", False),
-    ("backward", True),
-    ("backward", False),
-)
 
 
 class Factory(Protocol):
     """Creates the groups of one backend. ``ranks`` are world ranks, in group order."""
 
-    def comm(self, name: str, ranks: Sequence[int], rank: int) -> Comm:
-        """The collective group."""
+    def comm(self, name: str, ranks: Sequence[int], rank: int, line: GroupLine = NO_LINE) -> Comm:
+        """The collective group; ``line`` counts its collectives."""
 
     def pipe(self, name: str, ranks: Sequence[int], rank: int) -> tuple[Comm, PipeComm]:
         """The collective group and the lanes of a pipeline."""
@@ -38,15 +38,22 @@ class Factory(Protocol):
 class GlooFactory:
     """Groups that share one device of ``host``, hence one thread for their sockets."""
 
-    def __init__(self, store: Any, channels: Channels, host: str, timeout_s: float) -> None:
-        self._store, self._channels = store, channels
+    def __init__(
+        self,
+        store: Any,
+        channels: Channels,
+        host: str,
+        timeout_s: float,
+        lines: GroupLines | None = None,
+    ) -> None:
+        self._store, self._channels, self._lines = store, channels, lines or {}
         self._options = gloo_options(host, timeout_s)
 
-    def comm(self, name: str, ranks: Sequence[int], rank: int) -> Comm:
+    def comm(self, name: str, ranks: Sequence[int], rank: int, line: GroupLine = NO_LINE) -> Comm:
         """The collective group."""
         if len(ranks) == 1:
             return SingleRank()
-        return GlooComm(self._group(name, ranks, rank), self._channels, name)
+        return GlooComm(self._group(name, ranks, rank), self._channels, name, line)
 
     def pipe(self, name: str, ranks: Sequence[int], rank: int) -> tuple[Comm, PipeComm]:
         """All on one gloo group, which keeps messages and collectives apart."""
@@ -56,8 +63,8 @@ class GlooFactory:
         lanes = {
             lane: GlooComm(group, self._channels, f"{name}-{lane[0]}-{lane[1]}") for lane in LANES
         }
-        pipe = PipeComm(lanes, ranks.index(rank), len(ranks))
-        return GlooComm(group, self._channels, name), pipe
+        pipe = PipeComm(lanes, ranks.index(rank), len(ranks), self._lines)
+        return GlooComm(group, self._channels, name, self._lines.get(PP_LINE, NO_LINE)), pipe
 
     def _group(self, name: str, ranks: Sequence[int], rank: int) -> Any:
         self._channels.check()
@@ -75,15 +82,29 @@ class NcclFactory:
     """
 
     def __init__(
-        self, store: Any, channels: Channels, device: torch.device, *, wraps: bool
+        self,
+        store: Any,
+        channels: Channels,
+        device: torch.device,
+        *,
+        wraps: bool,
+        lines: GroupLines | None = None,
+        works: DeviceWorks | None = None,
     ) -> None:
-        self._store, self._channels = store, channels
+        self._store, self._channels, self._lines = store, channels, lines or {}
         self._device, self._wraps = device, wraps
+        self._works = works
         self._joint = JointAbort()
         channels.on_abort(self._joint.abort)
 
     def comm(
-        self, name: str, ranks: Sequence[int], rank: int, *, max_ctas: int | None = None
+        self,
+        name: str,
+        ranks: Sequence[int],
+        rank: int,
+        line: GroupLine = NO_LINE,
+        *,
+        max_ctas: int | None = None,
     ) -> Comm:
         """The collective group."""
         if len(ranks) == 1:
@@ -97,13 +118,13 @@ class NcclFactory:
                 raise PeerLost(str(error)) from None
             raise
         self._joint.add(group)
-        return NcclComm(group, self._channels, place, len(ranks))
+        return NcclComm(group, self._channels, place, len(ranks), line, self._works)
 
     def pipe(self, name: str, ranks: Sequence[int], rank: int) -> tuple[Comm, PipeComm]:
         """A communicator for collectives, and one for each lane of each pair of neighbours."""
         if len(ranks) == 1:
             return SingleRank(), PipeComm()
-        whole = self.comm(name, ranks, rank)
+        whole = self.comm(name, ranks, rank, self._lines.get(PP_LINE, NO_LINE))
         place, pairs = ranks.index(rank), {}
         for direction, upward, low, high in _pairs(len(ranks), wraps=self._wraps):
             if place in (low, high):
@@ -111,7 +132,7 @@ class NcclFactory:
                 pairs[direction, upward, peer] = self.comm(
                     f"{name}-{direction}-{upward}-{low}-{high}-", members, rank, max_ctas=PAIR_CTAS
                 )
-        return whole, NcclPipe(pairs, place, len(ranks))
+        return whole, NcclPipe(pairs, place, len(ranks), self._lines)
 
 
 def _pairs(size: int, *, wraps: bool) -> list[tuple[Direction, bool, int, int]]:

@@ -11,6 +11,8 @@ from typing import Any
 
 import torch
 import torch.distributed
+from headway.common.node.group_table import NO_LINE, GroupLine
+from headway.common.plan.collectives import Op as Entered
 from headway.trainer.comm.channel import Channels
 from headway.trainer.comm.interface import Op, Ticket
 
@@ -22,11 +24,14 @@ class GlooComm:
     """One gloo group.
 
     Collectives run in the order issued, on the group's only thread; messages on two channels named
-    after ``name``. Instances may share a group if at most one does collectives.
+    after ``name``. Instances may share a group if at most one does collectives. ``line`` counts
+    the collectives.
     """
 
-    def __init__(self, group: Any, channels: Channels, name: str) -> None:
-        self._group = group
+    def __init__(
+        self, group: Any, channels: Channels, name: str, line: GroupLine = NO_LINE
+    ) -> None:
+        self._group, self._line = group, line
         self._limit_s: float | None = None
         self._channels = channels
         self._name = name
@@ -35,16 +40,16 @@ class GlooComm:
 
     def all_reduce(self, tensor: torch.Tensor, op: Op = "sum") -> Ticket:
         """Reduce contiguous ``tensor`` in place over all members."""
-        group, reduce_op = self._group, _OPS[op]
-        return self._channels.watch(lambda: group.allreduce([tensor], reduce_op))
+        return self._reduce(tensor, op, Entered.ALL_REDUCE)
 
     def all_gather(self, out: torch.Tensor, shard: torch.Tensor) -> Ticket:
         """Fill flat ``out`` with every member's flat ``shard``.
 
         The shard may be this rank's piece of ``out``.
         """
-        group = self._group
-        return self._channels.watch(lambda: group._allgather_base(out, shard))
+        group, line = self._group, self._line
+        entered = line.enter(Entered.ALL_GATHER, out.nbytes)
+        return self._channels.watch(lambda: group._allgather_base(out, shard), line, entered)
 
     def reduce_scatter(self, out: torch.Tensor, flat: torch.Tensor) -> Ticket:
         """Sum ``flat`` over members and keep the own piece in ``out``.
@@ -53,24 +58,29 @@ class GlooComm:
         so this is an all_reduce whose other pieces are ignored.
         """
         own = flat.view(self.size, -1)[self.rank]
-        reduced = self.all_reduce(flat)
+        reduced = self._reduce(flat, "sum", Entered.REDUCE_SCATTER)
         return reduced if out.data_ptr() == own.data_ptr() else _CopiedAfter(reduced, out, own)
 
-    def send(self, tensor: torch.Tensor, peer: int, tag: int) -> Ticket:
+    def _reduce(self, tensor: torch.Tensor, op: Op, entered_as: Entered) -> Ticket:
+        group, line, reduce_op = self._group, self._line, _OPS[op]
+        entered = line.enter(entered_as, tensor.nbytes)
+        return self._channels.watch(lambda: group.allreduce([tensor], reduce_op), line, entered)
+
+    def send(self, tensor: torch.Tensor, peer: int, tag: int, line: GroupLine = NO_LINE) -> Ticket:
         """Send contiguous ``tensor``.
 
         The ticket is done when the receiver has posted its receive and the bytes are out.
         """
-        group = self._group
+        group, entered = self._group, line.enter(Entered.SEND, tensor.nbytes)
         return self._channels.open(f"{self._name}-send").launch(
-            lambda: _Limited(group.send([tensor], peer, tag), self)
+            lambda: _Limited(group.send([tensor], peer, tag), self), line, entered
         )
 
-    def recv(self, tensor: torch.Tensor, peer: int, tag: int) -> Ticket:
+    def recv(self, tensor: torch.Tensor, peer: int, tag: int, line: GroupLine = NO_LINE) -> Ticket:
         """Post a receive into contiguous ``tensor``."""
-        group = self._group
+        group, entered = self._group, line.enter(Entered.RECV, tensor.nbytes)
         return self._channels.open(f"{self._name}-recv").launch(
-            lambda: _Limited(group.recv([tensor], peer, tag), self)
+            lambda: _Limited(group.recv([tensor], peer, tag), self), line, entered
         )
 
     @property
@@ -111,6 +121,7 @@ class _CopiedAfter:
 
     def __init__(self, ticket: Ticket, out: torch.Tensor, source: torch.Tensor) -> None:
         self._ticket, self._out, self._source = ticket, out, source
+        self.collective = ticket.collective
 
     def done(self) -> bool:
         """The other ticket's call is done."""

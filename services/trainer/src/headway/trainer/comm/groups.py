@@ -15,6 +15,8 @@ from typing import TypeGuard
 
 import torch
 from headway.common.node.failpoints import failpoint
+from headway.common.node.group_table import NO_LINE, GroupLine, GroupTable
+from headway.common.plan.collectives import GroupKind, memberships
 from headway.common.plan.grid import AXES, Axis, Grid
 from headway.trainer.comm.channel import Channels
 from headway.trainer.comm.every_rank import EveryRank
@@ -24,6 +26,7 @@ from headway.trainer.comm.interface import Aborted, Comm, PeerLost, SingleRank, 
 from headway.trainer.comm.nccl import NcclComm, use_interface
 from headway.trainer.comm.p2p import PipeComm
 from headway.trainer.comm.store import StoreClient, StoreEndpoint, StoreServer
+from headway.trainer.device.works import DeviceWorks
 
 Announce = Callable[[StoreEndpoint], None]
 Lookup = Callable[[], StoreEndpoint]
@@ -41,6 +44,10 @@ class Groups:
     """The collective group of each axis."""
     pipe: PipeComm = field(default_factory=PipeComm)
     every_rank: EveryRank = field(default_factory=lambda: EveryRank((), 0, 1))
+    lines: dict[int, GroupLine] = field(default_factory=dict)
+    """What counts the calls of each group, by the numbers of ``plan.collectives``."""
+    works: DeviceWorks = field(default_factory=DeviceWorks)
+    """What a device has to finish of them."""
     _store: StoreClient | None = None
     _held: list[object] = field(default_factory=list)
 
@@ -52,6 +59,10 @@ class Groups:
     def __getitem__(self, axis: Axis) -> Comm:
         """The collective group of ``axis``."""
         return self.comms[axis]
+
+    def line(self, kind: GroupKind) -> GroupLine:
+        """What counts the calls of the group of ``kind``."""
+        return self.lines.get(2 * kind, NO_LINE)
 
     def limit(self, timeout_s: float) -> None:
         """The first step is done: operations over gloo take at most so long from now on."""
@@ -90,7 +101,9 @@ class Groups:
             if isinstance(comm, GlooComm | NcclComm):
                 held = comm.detach() + held  # the store and the device are freed last
         self.comms, self.pipe = {axis: SingleRank() for axis in AXES}, PipeComm()
-        self.every_rank = EveryRank((), 0, 1)
+        self.every_rank, self.works = EveryRank((), 0, 1), DeviceWorks()
+        for line in self.lines.values():
+            line.drop()
         _reap(held)
 
 
@@ -109,6 +122,7 @@ def build(
     joins_ends: bool = False,
     ports: str = "",
     first_timeout_s: float | None = None,
+    table: GroupTable | None = None,
 ) -> Groups:
     """Create the generation's groups on a build thread and wait for them as for any other call.
 
@@ -123,6 +137,7 @@ def build(
     ``joins_ends``: the first and the last stage exchange messages, also without interleaving.
     ``ports``: those that the store may take, ``LOW-HIGH``; "" is any.
     ``first_timeout_s``: of operations before ``Groups.limit``; ``timeout_s`` by default.
+    ``table``: counts the collectives and messages of this rank.
 
     Raises:
         Aborted: the generation was fenced; a half-built result is freed in the background.
@@ -134,6 +149,9 @@ def build(
         return Groups(generation, channels)
     joining_s = timeout_s if join_timeout_s is None else join_timeout_s
     first_s, groups = first_timeout_s or timeout_s, Groups(generation, channels)
+    if table is not None:
+        wanted = memberships(grid, rank, joins_ends=joins_ends)
+        groups.lines = table.begin(generation, wanted)
     limits_s = (joining_s, first_s, timeout_s)
     builder = _Builder(generation, grid, rank, host, ports, *limits_s, device, groups, joins_ends)
     try:
@@ -198,12 +216,14 @@ class _Builder:
         make = self._factory(store)
         groups._held.insert(0, make)
         prefix = f"g{self.generation}"
-        groups.comms["tp"] = make.comm(f"{prefix}/tp", grid.group("tp", rank), rank)
+        tp_line, dp_line = groups.line(GroupKind.TP), groups.line(GroupKind.DP)
+        groups.comms["tp"] = make.comm(f"{prefix}/tp", grid.group("tp", rank), rank, tp_line)
         failpoint("worker.mid_rendezvous", generation=self.generation)
         groups.comms["pp"], groups.pipe = make.pipe(f"{prefix}/pp", grid.group("pp", rank), rank)
-        groups.comms["dp"] = make.comm(f"{prefix}/dp", grid.group("dp", rank), rank)
+        groups.comms["dp"] = make.comm(f"{prefix}/dp", grid.group("dp", rank), rank, dp_line)
         in_order = [groups.comms[axis] for axis in AXES]
-        groups.every_rank = EveryRank(in_order, rank, grid.world_size)
+        line = groups.line(GroupKind.EVERY_RANK)
+        groups.every_rank = EveryRank(in_order, rank, grid.world_size, line)
         store.timeout_s = self.using_s
         groups._store = store
         groups.channels.check()
@@ -212,10 +232,11 @@ class _Builder:
     def _factory(self, store: StoreClient) -> Factory:
         channels = self.groups.channels
         if not _is_gpu(self.device):
-            return GlooFactory(store, channels, self.host, self.first_s)
+            return GlooFactory(store, channels, self.host, self.first_s, self.groups.lines)
         use_interface(self.host)
         wraps = self.joins_ends or self.grid.vp > 1
-        return NcclFactory(store, channels, self.device, wraps=wraps)
+        lines, works = self.groups.lines, self.groups.works
+        return NcclFactory(store, channels, self.device, wraps=wraps, lines=lines, works=works)
 
     def _open_store(self, announce: Announce, lookup: Lookup) -> StoreClient:
         if self.rank == 0:

@@ -9,12 +9,15 @@ from __future__ import annotations
 from typing import Literal, Protocol
 
 import torch
+from headway.common.node.group_table import NO_LINE, GroupLine
 
 Op = Literal["sum", "max"]
 
 
 class Aborted(Exception):
     """The generation was fenced during this call; the caller must leave the step."""
+
+    is_abort = True  # for flight records
 
 
 class PeerLost(RuntimeError):
@@ -27,6 +30,10 @@ class StuckTransport(Exception):
 
 class Ticket(Protocol):
     """A running call. The caller must not touch its buffers until ``wait`` has returned."""
+
+    @property
+    def collective(self) -> int:
+        """The call's name in flight records, 0 where none is kept."""
 
     def done(self) -> bool:
         """True if ``wait`` would return or raise at once. Never blocks."""
@@ -67,15 +74,20 @@ class Comm(Reducer, Protocol):
         ``flat`` may be used as scratch space; its values are undefined afterwards.
         """
 
-    def send(self, tensor: torch.Tensor, peer: int, tag: int) -> Ticket:
-        """Send to group rank ``peer``; sends to one peer arrive in the order issued."""
+    def send(self, tensor: torch.Tensor, peer: int, tag: int, line: GroupLine = NO_LINE) -> Ticket:
+        """Send to group rank ``peer``; sends to one peer arrive in the order issued.
 
-    def recv(self, tensor: torch.Tensor, peer: int, tag: int) -> Ticket:
+        ``line`` counts the message.
+        """
+
+    def recv(self, tensor: torch.Tensor, peer: int, tag: int, line: GroupLine = NO_LINE) -> Ticket:
         """Receive into ``tensor`` from group rank ``peer``."""
 
 
 class Done:
     """The ticket of a call that is already done."""
+
+    collective = 0
 
     def done(self) -> bool:
         """Always."""
@@ -108,14 +120,16 @@ class SingleRank:
             out.copy_(flat)
         return Done()
 
-    def send(self, tensor: torch.Tensor, peer: int, tag: int) -> Ticket:
+    def send(self, tensor: torch.Tensor, peer: int, tag: int, line: GroupLine = NO_LINE) -> Ticket:
         """Not possible in a group of one."""
+        del line
         raise AssertionError(
             f"send of {tuple(tensor.shape)} to {peer} (tag {tag}) in a group of one"
         )
 
-    def recv(self, tensor: torch.Tensor, peer: int, tag: int) -> Ticket:
+    def recv(self, tensor: torch.Tensor, peer: int, tag: int, line: GroupLine = NO_LINE) -> Ticket:
         """Not possible in a group of one."""
+        del line
         raise AssertionError(
             f"receive of {tuple(tensor.shape)} from {peer} (tag {tag}) in a group of one"
         )

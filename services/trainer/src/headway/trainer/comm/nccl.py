@@ -17,11 +17,14 @@ from typing import Any
 import torch
 import torch.distributed
 from headway.common.log import get_logger
+from headway.common.node.group_table import NO_LINE, GroupLine
+from headway.common.plan.collectives import Op as Entered
 from headway.common.wire.addresses import interface_of
 from headway.trainer.comm.channel import Channels
 from headway.trainer.comm.interface import Comm, Op, StuckTransport, Ticket
 from headway.trainer.comm.p2p import Direction, PipeComm
 from headway.trainer.device.choose import set_environment
+from headway.trainer.device.works import DeviceWorks
 
 _dist: Any = torch.distributed  # its stubs lack the stores and the methods of a bare group
 _OPS = {"sum": _dist.ReduceOp.SUM, "max": _dist.ReduceOp.MAX}
@@ -46,10 +49,13 @@ log = get_logger("nccl")
 class _StreamTicket:
     """Orders the current stream behind the operation. ``tensors`` stay alive until then."""
 
-    def __init__(self, work: Any, channels: Channels, tensors: tuple[torch.Tensor, ...]) -> None:
+    def __init__(
+        self, work: Any, channels: Channels, tensors: tuple[torch.Tensor, ...], collective: int
+    ) -> None:
         self._work = work
         self._channels = channels
         self._tensors = tensors
+        self.collective = collective
 
     def done(self) -> bool:
         """Whether the device has finished the operation; queries the driver, never waits."""
@@ -63,10 +69,22 @@ class _StreamTicket:
 
 
 class NcclComm:
-    """One NCCL communicator. Calls run in the order issued, on the communicator's stream."""
+    """One NCCL communicator. Calls run in the order issued, on the communicator's stream.
 
-    def __init__(self, group: Any, channels: Channels, rank: int, size: int) -> None:
-        self._group = group
+    ``line`` counts the collectives. What the device has done of them is found by ``works``.
+    """
+
+    def __init__(
+        self,
+        group: Any,
+        channels: Channels,
+        rank: int,
+        size: int,
+        line: GroupLine = NO_LINE,
+        works: DeviceWorks | None = None,
+    ) -> None:
+        self._group, self._line = group, line
+        self._works = works or DeviceWorks()
         self._channels = channels
         self.rank = rank
         self.size = size
@@ -75,26 +93,31 @@ class NcclComm:
         """Reduce contiguous ``tensor`` in place over all members."""
         options = _dist.AllreduceOptions()
         options.reduceOp = _OPS[op]
-        return self._ticket(lambda: self._group.allreduce([tensor], options), tensor)
+        start = lambda: self._group.allreduce([tensor], options)  # noqa: E731
+        return self._ticket(start, self._line, Entered.ALL_REDUCE, tensor)
 
     def all_gather(self, out: torch.Tensor, shard: torch.Tensor) -> Ticket:
         """Fill flat ``out`` with every member's flat ``shard``.
 
         The shard may be this rank's piece of ``out``.
         """
-        return self._ticket(lambda: self._group._allgather_base(out, shard), out, shard)
+        start = lambda: self._group._allgather_base(out, shard)  # noqa: E731
+        return self._ticket(start, self._line, Entered.ALL_GATHER, out, shard)
 
     def reduce_scatter(self, out: torch.Tensor, flat: torch.Tensor) -> Ticket:
         """Sum ``flat`` over members and leave the own piece in ``out``."""
-        return self._ticket(lambda: self._group._reduce_scatter_base(out, flat), out, flat)
+        start = lambda: self._group._reduce_scatter_base(out, flat)  # noqa: E731
+        return self._ticket(start, self._line, Entered.REDUCE_SCATTER, flat, out)
 
-    def send(self, tensor: torch.Tensor, peer: int, tag: int) -> Ticket:
+    def send(self, tensor: torch.Tensor, peer: int, tag: int, line: GroupLine = NO_LINE) -> Ticket:
         """Queue a send; NCCL has no tags, so order alone matches it with its receive."""
-        return self._ticket(lambda: self._group.send([tensor], peer, tag), tensor)
+        start = lambda: self._group.send([tensor], peer, tag)  # noqa: E731
+        return self._ticket(start, line, Entered.SEND, tensor)
 
-    def recv(self, tensor: torch.Tensor, peer: int, tag: int) -> Ticket:
+    def recv(self, tensor: torch.Tensor, peer: int, tag: int, line: GroupLine = NO_LINE) -> Ticket:
         """Queue a receive into ``tensor``."""
-        return self._ticket(lambda: self._group.recv([tensor], peer, tag), tensor)
+        start = lambda: self._group.recv([tensor], peer, tag)  # noqa: E731
+        return self._ticket(start, line, Entered.RECV, tensor)
 
     def detach(self) -> list[object]:
         """Release the communicator; freeing what is returned aborts it, which may take a while."""
@@ -102,9 +125,15 @@ class NcclComm:
         del self._group
         return held
 
-    def _ticket(self, start: Callable[[], Any], *tensors: torch.Tensor) -> Ticket:
+    def _ticket(
+        self, start: Callable[[], Any], line: GroupLine, op: Entered, *tensors: torch.Tensor
+    ) -> Ticket:
+        """The first of ``tensors`` is the whole one."""
         self._channels.check()
-        return _StreamTicket(start(), self._channels, tensors)
+        entered = line.enter(op, tensors[0].nbytes)
+        work = start()
+        self._works.add(line, work)
+        return _StreamTicket(work, self._channels, tensors, entered)
 
 
 class NcclPipe(PipeComm):
@@ -118,27 +147,25 @@ class NcclPipe(PipeComm):
     Args:
         pairs: the communicator by lane (see ``PipeComm``) and peer; the lower pipeline rank is its
         rank 0. rank, size: this rank's place in the pipeline, and the number of its ranks.
+        lines: count the messages.
     """
 
     def __init__(
-        self, pairs: Mapping[tuple[Direction, bool, int], Comm], rank: int, size: int
+        self,
+        pairs: Mapping[tuple[Direction, bool, int], Comm],
+        rank: int,
+        size: int,
+        lines: Mapping[int, GroupLine] | None = None,
     ) -> None:
-        super().__init__({}, rank, size)
+        super().__init__({}, rank, size, lines)
         self._pairs = dict(pairs)
-
-    def send(self, direction: Direction, tensor: torch.Tensor, peer: int, tag: int) -> Ticket:
-        """Queue a send of contiguous ``tensor`` on the pair's stream."""
-        upward = peer > self.rank
-        return self._pairs[direction, upward, peer].send(tensor, int(upward), tag)
-
-    def recv(self, direction: Direction, tensor: torch.Tensor, peer: int, tag: int) -> Ticket:
-        """Queue a receive on the pair's stream."""
-        upward = self.rank > peer
-        return self._pairs[direction, upward, peer].recv(tensor, int(not upward), tag)
 
     def comms(self) -> list[Comm]:
         """The pairs' groups, to be freed."""
         return list(self._pairs.values())
+
+    def _way(self, direction: Direction, upward: bool, peer: int) -> tuple[Comm, int]:
+        return self._pairs[direction, upward, peer], int(peer > self.rank)
 
 
 class JointAbort:

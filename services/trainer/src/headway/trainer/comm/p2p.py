@@ -11,38 +11,67 @@ from collections.abc import Mapping
 from typing import Literal
 
 import torch
+from headway.common.node.group_table import NO_LINE, GroupLine
+from headway.common.plan.collectives import LANES, GroupKind
 from headway.trainer.comm.interface import Comm, SingleRank, Ticket
 
 Direction = Literal["forward", "backward"]
 
 
 class PipeComm:
-    """The pipeline that this rank is a member of; peers are pipeline ranks."""
+    """The pipeline that this rank is a member of; peers are pipeline ranks.
+
+    ``lines`` count the messages: a line for what is sent and one for what is received, by the
+    numbers of ``plan.collectives``.
+    """
 
     def __init__(
         self,
         lanes: Mapping[tuple[Direction, bool], Comm] | None = None,
         rank: int = 0,
         size: int = 1,
+        lines: Mapping[int, GroupLine] | None = None,
     ) -> None:
-        self._lanes = dict(lanes or {})
+        self._lanes, self._lines = dict(lanes or {}), lines or {}
         self.rank = rank
         self.size = size
 
-    def send(self, direction: Direction, tensor: torch.Tensor, peer: int, tag: int) -> Ticket:
+    def send(
+        self,
+        direction: Direction,
+        tensor: torch.Tensor,
+        peer: int,
+        tag: int,
+        kind: GroupKind | None = None,
+    ) -> Ticket:
         """Send contiguous ``tensor`` in the background.
 
-        The caller must not touch it until the ticket is done.
+        The caller must not touch it until the ticket is done. ``kind``: what it is counted as, by
+        default what its lane is for.
         """
-        return self._lane(direction, peer > self.rank).send(tensor, peer, tag)
+        upward = peer > self.rank
+        comm, member = self._way(direction, upward, peer)
+        line = self._lines.get(2 * (kind or LANES[direction, upward]), NO_LINE)
+        return comm.send(tensor, member, tag, line)
 
-    def recv(self, direction: Direction, tensor: torch.Tensor, peer: int, tag: int) -> Ticket:
+    def recv(
+        self,
+        direction: Direction,
+        tensor: torch.Tensor,
+        peer: int,
+        tag: int,
+        kind: GroupKind | None = None,
+    ) -> Ticket:
         """Post a receive; ``tensor`` holds the message when the ticket is done."""
-        return self._lane(direction, self.rank > peer).recv(tensor, peer, tag)
+        upward = self.rank > peer
+        comm, member = self._way(direction, upward, peer)
+        line = self._lines.get(2 * (kind or LANES[direction, upward]) + 1, NO_LINE)
+        return comm.recv(tensor, member, tag, line)
 
     def comms(self) -> list[Comm]:
         """The lanes' groups, to be freed."""
         return list(self._lanes.values())
 
-    def _lane(self, direction: Direction, upward: bool) -> Comm:
-        return self._lanes.get((direction, upward)) or SingleRank()
+    def _way(self, direction: Direction, upward: bool, peer: int) -> tuple[Comm, int]:
+        """The lane's group, and the peer's rank in it."""
+        return self._lanes.get((direction, upward)) or SingleRank(), peer

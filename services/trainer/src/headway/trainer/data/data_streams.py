@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import torch
-from headway.common.node.flight import WAITING
+from headway.common.node.flight_record import WAITING
 from headway.common.node.ring import RingAbortedError
 from headway.common.plan.schedule.actions import Kind
 from headway.dataloader.client import ChangedDataError

@@ -12,6 +12,7 @@ the record that waits for it shows how long the computation waited.
 
 from __future__ import annotations
 
+import bisect
 import time
 from collections import deque
 from collections.abc import Callable
@@ -19,7 +20,8 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
-from headway.common.node.flight import ON_DEVICE, FlightWriter
+from headway.common.node.flight import FlightWriter
+from headway.common.node.flight_record import ON_DEVICE, WAITING
 from headway.common.plan.schedule.actions import Kind
 from headway.trainer.device.recorder import Recorder
 
@@ -51,12 +53,41 @@ class DeviceRecorder:
         self._writer, self._make_event, self._clock_ns = writer, make_event, clock_ns
         self._free: list[DeviceEvent] = []
         self._marks: deque[_Mark] = deque()
+        self._passed = (-1, False)
+        """Sequence number of the newest record that the device was seen to pass, and whether it
+        passed its end."""
         self._anchor: DeviceEvent | None = None
         self._anchor_ns = self._num_anchors = 0
 
     def record(self, kind: int, **fields: int) -> _Timed:
         """One record around a with block, corrected after a later NORM."""
         return _Timed(self, kind, fields)
+
+    def name(self, seq: int, collective: int) -> None:
+        """Add to the open record ``seq`` which collective it has issued."""
+        self._writer.name(seq, collective)
+
+    def look(self) -> None:
+        """Show which record the device has passed; on a thread of its own, and never waits.
+
+        The marks of one stream are passed in their order, so few of them are asked. One that the
+        computing thread has meanwhile read and used again only hides progress until the next look.
+        """
+        marks = list(self._marks)
+        at = bisect.bisect_left(marks, True, key=lambda mark: not mark.event.query())
+        before = self._passed
+        for mark in reversed(marks[:at]):
+            if (mark.record.sequence, mark.is_end) <= before:
+                break  # those further back were seen the last time
+            self._pass(mark)
+        seq, is_end = self._passed
+        self._writer.show_device(seq, is_end=is_end)
+
+    def _pass(self, mark: _Mark) -> None:
+        """Note that the device has passed a mark; what it had waited for then is done."""
+        self._passed = max(self._passed, (mark.record.sequence, mark.is_end))
+        if mark.is_end and mark.record.collective:
+            self._writer.table.reach(mark.record.collective)
 
     def set_generation(self, generation: int) -> None:
         """Stamp the records that follow with ``generation``.
@@ -76,6 +107,7 @@ class DeviceRecorder:
         anchor = self._anchor
         while anchor is not None and self._marks and self._marks[0].event.query():
             mark = self._marks.popleft()
+            self._pass(mark)
             mark.record.at(mark, self._host_ns(anchor, mark))
             self._free.append(mark.event)
         fresh = self._free.pop() if self._free else self._make_event()
@@ -103,30 +135,34 @@ class _Mark:
 
 
 class _Timed:
-    __slots__ = ("_fields", "_kind", "_owner", "_seq", "_start_ns")
+    __slots__ = ("_fields", "_kind", "_owner", "_start_ns", "collective", "sequence")
 
     def __init__(self, owner: DeviceRecorder, kind: int, fields: dict[str, int]) -> None:
-        self._owner, self._kind, self._seq, self._start_ns = owner, kind, -1, 0
-        self._fields = fields | {"flags": fields.get("flags", 0) | ON_DEVICE}
+        self._owner, self._kind, self.sequence, self._start_ns = owner, kind, -1, 0
+        flags = fields.get("flags", 0)
+        self._fields = fields | {"flags": flags | ON_DEVICE}
+        self.collective = fields.get("collective", 0) if flags & WAITING else 0
+        """The collective that the device has waited for at its end; one that it only issues there
+        runs on another stream."""
 
     def __enter__(self) -> int:
         owner = self._owner
-        self._seq = owner._writer.begin(self._kind, **self._fields)
+        self.sequence = owner._writer.begin(self._kind, **self._fields)
         owner._mark(self, is_end=False)
-        return self._seq
+        return self.sequence
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         owner = self._owner
         if kind is None:
             owner._mark(self, is_end=True)
-        owner._writer.end(self._seq, broken=kind is not None)
+        owner._writer.end(self.sequence, error=kind)
         if kind is None and self._kind == Kind.NORM:
             owner._read()
 
     def at(self, mark: _Mark, host_ns: int) -> None:
         """The device passed ``mark`` at ``host_ns``."""
         if mark.is_end:
-            self._owner._writer.correct(self._seq, self._start_ns, host_ns)
+            self._owner._writer.correct(self.sequence, self._start_ns, host_ns)
         else:
             self._start_ns = host_ns
 

@@ -9,8 +9,11 @@ from typing import Protocol
 class Recorder(Protocol):
     """``headway.common.node.flight.FlightWriter`` is one."""
 
-    def record(self, kind: int, **fields: int) -> AbstractContextManager[object]:
-        """One record around a with block."""
+    def record(self, kind: int, **fields: int) -> AbstractContextManager[int]:
+        """One record around a with block, which gets its sequence number."""
+
+    def name(self, seq: int, collective: int) -> None:
+        """Add to the open record ``seq`` which collective it has issued."""
 
     def set_generation(self, generation: int) -> None:
         """Stamp the records that follow."""
@@ -19,10 +22,14 @@ class Recorder(Protocol):
 class NoRecorder:
     """Keeps nothing."""
 
-    def record(self, kind: int, **fields: int) -> AbstractContextManager[object]:
+    def record(self, kind: int, **fields: int) -> AbstractContextManager[int]:
         """A with block without effect."""
         del kind, fields
-        return nullcontext()
+        return nullcontext(-1)
+
+    def name(self, seq: int, collective: int) -> None:
+        """No effect."""
+        del seq, collective
 
     def set_generation(self, generation: int) -> None:
         """No effect."""

@@ -12,7 +12,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import torch
-from headway.common.node.flight import WAITING
+from headway.common.node.flight_record import WAITING
+from headway.common.plan.collectives import GroupKind
 from headway.common.plan.schedule.actions import Kind
 from headway.trainer.comm.interface import Ticket
 from headway.trainer.comm.p2p import PipeComm
@@ -54,7 +55,9 @@ class TiedTable:
             self._is_unsent = True
         else:
             self._table.grad.zero_()
-            self._arriving = self._pipe.recv("backward", self._table.data, 0, TABLE_TAG)
+            self._arriving = self._pipe.recv(
+                "backward", self._table.data, 0, TABLE_TAG, GroupKind.TIED_TABLE
+            )
 
     def ready(self, chunk: int) -> None:
         """Send the table, or wait for it, before a computation of ``chunk``.
@@ -65,7 +68,9 @@ class TiedTable:
             assert self._table is not None
             self._is_unsent = False
             last = self._pipe.size - 1
-            self._sent.append(self._pipe.send("backward", self._table.data, last, TABLE_TAG))
+            self._sent.append(
+                self._pipe.send("backward", self._table.data, last, TABLE_TAG, GroupKind.TIED_TABLE)
+            )
         if self._arriving is not None and chunk == self._last:
             self._wait(self._arriving, Kind.ALL_GATHER, chunk)
             self._arriving = None
@@ -85,11 +90,13 @@ class TiedTable:
         if self._is_owner and chunk == 0:
             other = torch.empty_like(grad)
             last = self._pipe.size - 1
-            ticket = self._pipe.recv("forward", other, last, GRADIENT_TAG)
+            ticket = self._pipe.recv("forward", other, last, GRADIENT_TAG, GroupKind.TIED_GRADIENT)
             self._wait(ticket, Kind.REDUCE_SCATTER, chunk)
             grad.add_(other)
         elif not self._is_owner and chunk == self._last:
-            self._sent.append(self._pipe.send("forward", grad, 0, GRADIENT_TAG))
+            self._sent.append(
+                self._pipe.send("forward", grad, 0, GRADIENT_TAG, GroupKind.TIED_GRADIENT)
+            )
 
     def finish(self) -> None:
         """End a pass: what was sent may change now."""
@@ -99,5 +106,8 @@ class TiedTable:
 
     def _wait(self, ticket: Ticket, kind: Kind, chunk: int) -> None:
         """Recorded as the collective of parameters or gradients that it stands for."""
-        with self._recorder.record(kind, step=self._step, chunk=chunk, flags=WAITING):
+        name = ticket.collective
+        with self._recorder.record(
+            kind, step=self._step, chunk=chunk, flags=WAITING, collective=name
+        ):
             ticket.wait()

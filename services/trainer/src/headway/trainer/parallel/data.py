@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from headway.common.node.flight import WAITING
+from headway.common.node.flight_record import WAITING
 from headway.common.plan.schedule.actions import Kind
 from headway.trainer.comm.interface import Comm, Ticket
 from headway.trainer.device.recorder import Recorder
@@ -49,8 +49,10 @@ class DataParallel:
         flat = self._flats[chunk]
         with self._recorder.record(
             Kind.ALL_GATHER, step=step, chunk=chunk, nbytes=flat.params.nbytes
-        ):
-            self._gathers[chunk] = self._comm.all_gather(flat.params, flat.param_shard)
+        ) as sequence:
+            ticket = self._comm.all_gather(flat.params, flat.param_shard)
+            self._recorder.name(sequence, ticket.collective)
+        self._gathers[chunk] = ticket
         if not self._overlap_gather:
             self.ready(chunk, step)
 
@@ -58,8 +60,7 @@ class DataParallel:
         """Wait until ``chunk``'s parameters are complete, unless that was done."""
         ticket = self._gathers.pop(chunk, None)
         if ticket is not None:
-            with self._recorder.record(Kind.ALL_GATHER, step=step, chunk=chunk, flags=WAITING):
-                ticket.wait()
+            self._wait(Kind.ALL_GATHER, chunk, step, ticket)
 
     def gather_all(self, step: int) -> None:
         """Gather the parameters of all chunks, for a pass outside of a training step."""
@@ -74,8 +75,10 @@ class DataParallel:
         flat = self._flats[chunk]
         with self._recorder.record(
             Kind.REDUCE_SCATTER, step=step, chunk=chunk, nbytes=flat.grads.nbytes
-        ):
-            self._reduces[chunk] = self._comm.reduce_scatter(flat.grad_shard, flat.grads)
+        ) as sequence:
+            ticket = self._comm.reduce_scatter(flat.grad_shard, flat.grads)
+            self._recorder.name(sequence, ticket.collective)
+        self._reduces[chunk] = ticket
         if not self._overlap_reduce:
             self._wait_reduce(chunk, step)
 
@@ -85,6 +88,9 @@ class DataParallel:
             self._wait_reduce(chunk, step)
 
     def _wait_reduce(self, chunk: int, step: int) -> None:
-        ticket = self._reduces.pop(chunk)
-        with self._recorder.record(Kind.REDUCE_SCATTER, step=step, chunk=chunk, flags=WAITING):
+        self._wait(Kind.REDUCE_SCATTER, chunk, step, self._reduces.pop(chunk))
+
+    def _wait(self, kind: Kind, chunk: int, step: int, ticket: Ticket) -> None:
+        name = ticket.collective
+        with self._recorder.record(kind, step=step, chunk=chunk, flags=WAITING, collective=name):
             ticket.wait()

@@ -22,7 +22,7 @@ from typing import TypeAlias
 
 import torch
 from headway.common.node.failpoints import failpoint
-from headway.common.node.flight import WAITING
+from headway.common.node.flight_record import WAITING
 from headway.common.plan.schedule.actions import RECEIVES, SENDS, Action, Kind
 from headway.trainer.comm.interface import Ticket
 from headway.trainer.comm.p2p import PipeComm
@@ -150,8 +150,9 @@ class Pipeline:
         kind = Kind.RECV_FORWARD if direction == "forward" else Kind.RECV_BACKWARD
         key = receiver_of(action, kind, self._pipe)
         tensor = self._outbox.pop(key).contiguous()
-        with self._record(action, nbytes=tensor.nbytes):
+        with self._record(action, nbytes=tensor.nbytes) as sequence:
             ticket = self._pipe.send(direction, tensor, action.peer, tag_of(key))
+            self._recorder.name(sequence, ticket.collective)
             if not self._overlap:
                 ticket.wait()
         if self._overlap:
@@ -168,7 +169,7 @@ class Pipeline:
             sent.popleft()[0].wait()  # raises if it failed
         while len(sent) > limit:
             ticket, action = sent.popleft()
-            with self._record(action, WAITING):
+            with self._record(action, WAITING, collective=ticket.collective):
                 ticket.wait()
 
     def _receive(self, action: Action) -> None:
@@ -210,7 +211,7 @@ class Pipeline:
         """Wait for a posted receive and store its tensor for the consumer."""
         key = (action.kind, action.chunk, action.micro_batch)
         ticket, buffer, _ = self._posted.pop(key)
-        with self._record(action, WAITING, buffer.nbytes):
+        with self._record(action, WAITING, buffer.nbytes, ticket.collective):
             ticket.wait()
         self._num_open -= 1
         self._inbox[key] = buffer
@@ -220,8 +221,8 @@ class Pipeline:
         box[receiver_of(action, kind, self._pipe)] = tensor
 
     def _record(
-        self, action: Action, flags: int = 0, nbytes: int = 0
-    ) -> AbstractContextManager[object]:
+        self, action: Action, flags: int = 0, nbytes: int = 0, collective: int = 0
+    ) -> AbstractContextManager[int]:
         return self._recorder.record(
             action.kind,
             step=self._step,
@@ -230,6 +231,7 @@ class Pipeline:
             peer=action.peer,
             nbytes=nbytes,
             flags=flags,
+            collective=collective,
         )
 
 

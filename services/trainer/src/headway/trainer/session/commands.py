@@ -10,7 +10,8 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from headway.common.log import get_logger
-from headway.common.node.flight import WAITING
+from headway.common.node.flight_record import WAITING
+from headway.common.plan.collectives import GroupKind, Op
 from headway.common.plan.schedule.actions import Kind
 from headway.trainer.comm.agreement import Agreement, all_reduce_agreement
 from headway.trainer.data.batches import BatchReader
@@ -73,7 +74,11 @@ class ControlLoop:
             full=snapshots.lacks_room,
         )
         groups = context.groups
-        agreed = all_reduce_agreement(groups.every_rank, groups.channels, mine, context.device)
+        name = groups.line(GroupKind.EVERY_RANK).coming(Op.ALL_REDUCE)
+        with context.recorder.record(
+            Kind.AGREEMENT, step=state.step, flags=WAITING, collective=name
+        ):
+            agreed = all_reduce_agreement(groups.every_rank, groups.channels, mine, context.device)
         if is_step:
             state.skipped += agreed.bad
             state.skipped_in_row = state.skipped_in_row + 1 if agreed.bad else 0
@@ -91,7 +96,8 @@ class ControlLoop:
         ``look_at_state``: check that the state is finite, because no later step will.
         """
         snapshots = self._context.snapshots
-        snapshots.finish()
+        with self._context.recorder.record(Kind.SNAPSHOT_WAIT, step=self._state.step):
+            snapshots.finish()
         with self._context.recorder.record(Kind.NORM, step=self._state.step, flags=WAITING):
             # a state that is committed while the run is paused was not used by a step either
             look_at_state = look_at_state or snapshots.has_uncommitted

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 
 import torch
 from headway.common.node.failpoints import failpoint
-from headway.common.node.flight import WAITING
+from headway.common.node.flight_record import WAITING
+from headway.common.plan.collectives import GroupKind, Op
 from headway.common.plan.grid import Coordinates
 from headway.common.plan.schedule.actions import Kind
 from headway.trainer.comm.agreement import Sums, all_reduce_sums
@@ -71,7 +72,11 @@ class StepContext:
         )
 
     def sum_over_ranks(
-        self, norm_square: torch.Tensor | float, loss_sum: torch.Tensor, num_tokens: float
+        self,
+        norm_square: torch.Tensor | float,
+        loss_sum: torch.Tensor,
+        num_tokens: float,
+        step: int,
     ) -> Sums:
         """Return the sums over all ranks.
 
@@ -84,7 +89,9 @@ class StepContext:
         values[0] = norm_square
         if self.place.tp == 0:
             values[1], values[2] = loss_sum, num_tokens
-        return all_reduce_sums(self.groups.every_rank, self.groups.channels, values)
+        name = self.groups.line(GroupKind.EVERY_RANK).coming(Op.ALL_REDUCE)
+        with self.recorder.record(Kind.SUMS, step=step, flags=WAITING, collective=name):
+            return all_reduce_sums(self.groups.every_rank, self.groups.channels, values)
 
     def sum_over_stage(self, values: torch.Tensor, step: int) -> None:
         """Add ``values`` in place over the ranks that hold pieces of the same parameters.
@@ -96,8 +103,15 @@ class StepContext:
             Aborted: the generation was fenced.
         """
         comms, grid = (self.groups["tp"], self.groups["dp"]), self.config.parallel.grid
-        stage = EveryRank(comms, self.place.dp * grid.tp + self.place.tp, grid.tp * grid.dp)
+        place, line = self.place.dp * grid.tp + self.place.tp, self.groups.line(GroupKind.STAGE)
+        stage = EveryRank(comms, place, grid.tp * grid.dp, line)
         nbytes = values.nbytes
-        with self.recorder.record(Kind.ALL_GATHER, step=step, nbytes=nbytes, flags=WAITING):
+        with self.recorder.record(
+            Kind.ALL_GATHER,
+            step=step,
+            nbytes=nbytes,
+            flags=WAITING,
+            collective=line.coming(Op.ALL_REDUCE),
+        ):
             failpoint("worker.stage_sum", step=step)
             stage.all_reduce(values).wait()

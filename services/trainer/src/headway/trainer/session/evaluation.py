@@ -55,7 +55,7 @@ class Evaluation:
             )
             pipeline.run()
             context.tied.finish()
-            return context.sum_over_ranks(0.0, pipeline.loss_sum, num_tokens).mean_loss
+            return context.sum_over_ranks(0.0, pipeline.loss_sum, num_tokens, step).mean_loss
 
     def _actions(self, num_micro_batches: int) -> Sequence[Action]:
         config, place = self._context.config, self._context.place

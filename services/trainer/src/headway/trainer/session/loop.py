@@ -67,7 +67,7 @@ def run_steps(
     if context.snapshots.sealed < state.step:
         commits.begin(durable=False)
     control.start()
-    with PlannedGc(context.config.train.gc_every) as collections:
+    with PlannedGc(context.config.train.gc_every, context.recorder) as collections:
         while not control.directive.stop and state.step < (
             control.total_steps if until is None else until
         ):

@@ -16,6 +16,7 @@ from collections.abc import Callable
 
 import numpy as np
 import torch
+from headway.common.plan.collectives import GroupKind
 from headway.trainer.comm.every_rank import EveryRank
 from headway.trainer.comm.groups import Groups
 from headway.trainer.comm.interface import Comm, Done, Op, Ticket
@@ -79,14 +80,28 @@ class EchoPipe(PipeComm):
     def __init__(self, rank: int, size: int) -> None:
         super().__init__({}, rank, size)
 
-    def send(self, direction: Direction, tensor: torch.Tensor, peer: int, tag: int) -> Ticket:
+    def send(
+        self,
+        direction: Direction,
+        tensor: torch.Tensor,
+        peer: int,
+        tag: int,
+        kind: GroupKind | None = None,
+    ) -> Ticket:
         """Send nothing."""
-        del direction, peer, tag
+        del direction, peer, tag, kind
         return Kept(tensor)
 
-    def recv(self, direction: Direction, tensor: torch.Tensor, peer: int, tag: int) -> Ticket:
+    def recv(
+        self,
+        direction: Direction,
+        tensor: torch.Tensor,
+        peer: int,
+        tag: int,
+        kind: GroupKind | None = None,
+    ) -> Ticket:
         """Zero ``tensor``."""
-        del direction, peer, tag
+        del direction, peer, tag, kind
         tensor.zero_()
         return Done()
 

@@ -64,6 +64,7 @@ class TrainStep:
             size = self._ramp.size(self._state.samples)
             totals = _StepTotals(step, self._learning_rate(step), size)
             self._context.tied.begin(step)
+            self._context.tp.record(self._context.recorder, step)
             self._pass(totals).run()
         return StepResult(
             step=step,
@@ -149,12 +150,14 @@ class TrainStep:
         context = self._context
         self._data.finish(totals.step)
         context.tied.finish()
-        context.snapshots.finish()  # before this rank contributes: see docs/protocol.md, section 3
+        # before this rank contributes: see docs/protocol.md, section 3
+        with context.recorder.record(Kind.SNAPSHOT_WAIT, step=totals.step):
+            context.snapshots.finish()
         with context.recorder.record(Kind.NORM, step=totals.step):
             norm_square = torch.stack(
                 [flat.norm_square(context.tp.rank) for flat in context.flats]
             ).sum()
-            sums = context.sum_over_ranks(norm_square, loss_sum, totals.num_tokens)
+            sums = context.sum_over_ranks(norm_square, loss_sum, totals.num_tokens, totals.step)
             token_scale = self._loss_unit(totals) / max(sums.num_tokens, 1.0)
             totals.sums, totals.grad_norm = sums, math.sqrt(sums.norm_square) * token_scale
             totals.grad_scale = token_scale * clip_scale(context.config.optim, totals.grad_norm)

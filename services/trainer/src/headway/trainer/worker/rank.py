@@ -31,7 +31,8 @@ from headway.trainer.config import RunConfig
 from headway.trainer.data.batches import Split
 from headway.trainer.device.choose import take_device
 from headway.trainer.device.deterministic import make_deterministic
-from headway.trainer.device.device_recorder import recorder_for
+from headway.trainer.device.device_recorder import DeviceRecorder, recorder_for
+from headway.trainer.device.position import DevicePosition
 from headway.trainer.errors import BadCheckpointError, DivergedError
 from headway.trainer.session.session import Session
 from headway.trainer.state.layout_check import difference
@@ -117,12 +118,14 @@ class Rank:
         self.count_life, self.waiting = self._flight.count_life, self._flight.waiting
         self._shown_at_s = 0.0
         self._memory = MemoryWatch(self.config, rank, self._device)
+        recorder = recorder_for(self._flight, self._device)
+        self._position = DevicePosition(recorder) if isinstance(recorder, DeviceRecorder) else None
         self._session = Session(
             self.config,
             rank,
             data_factory=self._node.open_data,
             open_arena=self._node.open_arena,
-            recorder=recorder_for(self._flight, self._device),
+            recorder=recorder,
             device=self._device,
             store_moved=self._store.moved,
         )
@@ -158,7 +161,10 @@ class Rank:
                 ),
                 device=self._device,
                 joins_ends=self.config.model.architecture.tied,
+                table=self._flight.table,
             )
+            if self._position is not None:
+                self._position.works = groups.works
             self._restore_twice(assign, groups)
             context.link.report_kept(self._session.step)
             context.view.status = "restored"
@@ -190,6 +196,8 @@ class Rank:
 
     def close(self) -> None:
         """Release everything, because the worker takes another rank."""
+        if self._position is not None:
+            self._position.close()
         self._session.close()
         self._store.close()
         if self._node.arena is not None:
@@ -318,7 +326,8 @@ class Rank:
         arena, step = self._node.arena, self._session.step
         if arena is None or not self._session.is_last_wanted:
             return
-        is_done = self._store.wait(lambda: not arena.busy(), check=self._context.fence.check)
+        with self._flight.record(Kind.FLUSH, step=step):
+            is_done = self._store.wait(lambda: not arena.busy(), check=self._context.fence.check)
         status = self._store.ask()
         mine = [a.durable_step for a in status.arenas if a.rank == self.rank] if status else []
         if not is_done or (mine and mine[0] < step):

@@ -5,7 +5,7 @@ It receives beats of the agents, and concludes verdicts.
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import msgspec
 from headway.common.wire.about import PartOf, note
@@ -29,6 +29,39 @@ VerdictAction = Literal[
     "replace_worker", "kill_worker", "restart_ranks", "restart_service", "replace_node",
     "stop_run", "observe",
 ]  # fmt: skip
+
+
+class GroupRow(NamedTuple):
+    """How far a rank is in one of its groups; a tuple, as a beat has up to 16 for each rank."""
+
+    line: int
+    """Of the group table: ``plan.collectives`` has its kind, and which end of messages it is."""
+    number: int
+    """The group's lowest rank; of messages, the rank that sends them."""
+    op: int
+    """``plan.collectives.Op`` of the newest one entered, 0 before the first."""
+    entered: int
+    """Collectives or messages that the rank has entered in its generation."""
+    done: int
+    """Of those, how many its transport has finished."""
+    entered_ago_ms: int
+    """Since the newest was entered, -1 before the first."""
+    done_ago_ms: int
+
+
+class DevicePlace(NamedTuple):
+    """The newest flight record that a rank's device has passed."""
+
+    action: str
+    """Name of its action; empty before the first one, or if the ring no longer has it."""
+    step: int
+    micro_batch: int
+    is_end: bool
+    """Whether the device has passed its end, else its beginning."""
+    age_s: float
+    """Since the device was first seen there."""
+    asked_ago_s: float
+    """Since the device last answered at all."""
 
 
 class WorkerSignals(Message, tag="health.worker_signals/1"):
@@ -89,6 +122,10 @@ class WorkerSignals(Message, tag="health.worker_signals/1"):
     compute_s: float = 0.0
     """Time of the forward and backward passes of one step, median over the last seven of this
     generation; 0 before the first."""
+    groups: tuple[GroupRow, ...] = ()
+    """Its group table."""
+    device: DevicePlace | None = None
+    """None on a CPU."""
 
 
 class HostSignals(Message, tag="health.host_signals/1"):
