@@ -13,6 +13,7 @@ from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 from headway.common.errors import DeadlineError, HeadwayError
+from headway.common.node.arming import arm, disarm, fired
 from headway.common.node.process import ProcessId
 from headway.common.node.run_dir import NodePaths
 from headway.common.polling import wait_until
@@ -25,7 +26,6 @@ from headway.health.journal import read_verdicts
 from headway.launch.cluster import ClusterFolder
 from headway.launch.engines.local import LocalEngine
 from headway.launch.nodes import attach, bring_up
-from headway.testkit.failpoints import arm, disarm, fired
 from headway.testkit.journal import query
 
 from benchmarks.drill import aftermath, look

@@ -13,11 +13,11 @@ from pathlib import Path
 from typing import Any
 
 from headway.common.errors import HeadwayError
+from headway.common.node.arming import arm, fired
 from headway.common.node.process import ProcessId
 from headway.common.node.run_dir import NodePaths
 from headway.console.run import TERMINAL_OUTCOMES, Run
 from headway.controller.faults import faults
-from headway.testkit.failpoints import arm, fired
 from headway.testkit.journal import query
 
 from benchmarks.drill import look

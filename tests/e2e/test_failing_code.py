@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from headway.common.node.arming import arm
 from headway.console.live.summary import recovery_rows
 from headway.console.run import Run
-from headway.testkit.failpoints import arm
 from headway.testkit.journal import query
 
 TINY = Path(__file__).resolve().parents[2] / "examples" / "tiny.toml"

@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 from headway.ckpt_store.client import newest
 from headway.common.node.arena import Arena
+from headway.common.node.arming import arm, fired
 from headway.common.node.process import ProcessId
 from headway.common.node.run_dir import NodePaths
 from headway.common.wire.messages.driver import Status
 from headway.console.run import Run
 from headway.launch.cluster import ClusterFolder
-from headway.testkit.failpoints import arm, fired
 from headway.testkit.journal import query
 
 SERVICES = ("dataloader", "ckpt_store", "agent", "zygote", "monitor", "driver")

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from headway.common.node.arena import Arena
-from headway.testkit.failpoints import arm, fired
+from headway.common.node.arming import arm, fired
 from headway.testkit.trainer.layouts import STEPS, Layout
 from headway.testkit.trainer.pool import JobFailed, WorkerPool
 from headway.testkit.trainer.training import Trained, arena_path, collect, train_layout

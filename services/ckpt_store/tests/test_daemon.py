@@ -13,6 +13,7 @@ import pytest
 from headway.ckpt_store.folder import CheckpointInfo, mark_generation, newest
 from headway.ckpt_store.manifest import step_dir_name
 from headway.ckpt_store.verify import read_shard, verify
+from headway.common.node.arming import arm, fired
 from headway.common.wire.client import Client
 from headway.common.wire.messages.ckpt_store import (
     CheckpointComplete,
@@ -23,7 +24,6 @@ from headway.common.wire.messages.ckpt_store import (
 from headway.common.wire.messages.service import ServiceBeat
 from headway.common.wire.server import Server
 from headway.testkit import snapshots
-from headway.testkit.failpoints import arm, fired
 
 Until = Callable[..., None]
 

@@ -13,11 +13,11 @@ import pytest
 from headway.ckpt_store.folder import mark_generation, newest
 from headway.ckpt_store.verify import read_shard, verify
 from headway.common.node.arena import Arena
+from headway.common.node.arming import arm, fired
 from headway.common.wire.client import Client
 from headway.common.wire.messages.ckpt_store import Flush, StoreStatusReply
 from headway.common.wire.messages.service import Drain, Drained
 from headway.testkit import snapshots
-from headway.testkit.failpoints import arm, fired
 
 Until = Callable[..., None]
 

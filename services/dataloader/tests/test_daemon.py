@@ -115,9 +115,9 @@ def test_a_killed_daemon_is_replaced_without_any_reader_noticing(
 def test_a_daemon_killed_in_the_middle_of_a_slot_writes_it_again(
     short_folder: Path, corpus: Path
 ) -> None:
+    from headway.common.node.arming import arm, fired
     from headway.common.node.run_dir import NodePaths
     from headway.common.node.testing import private_roots
-    from headway.testkit.failpoints import arm, fired
 
     with private_roots():
         paths = NodePaths("0123abcd", 0).create()

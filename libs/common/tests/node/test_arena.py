@@ -9,10 +9,10 @@ import pytest
 from headway.common.errors import CorruptError, HeadwayError, InputError
 from headway.common.node import failpoints
 from headway.common.node.arena import Arena
+from headway.common.node.arming import arm
 from headway.common.node.failpoints import FailpointError
 from headway.common.node.process import ProcessId
 from headway.common.node.testing import identity, no_leaks, python_child, read_line, send_line
-from headway.testkit.failpoints import arm
 
 SLOT = 1000
 

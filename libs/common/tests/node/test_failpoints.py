@@ -1,12 +1,14 @@
 from __future__ import annotations
 
 import signal
+import threading
 import time
 from pathlib import Path
 
 import pytest
 from headway.common.errors import InputError
-from headway.common.node.failpoints import FailpointError, configure, failpoint
+from headway.common.node.arming import arm, armed, disarm, fired
+from headway.common.node.failpoints import FailpointError, configure, damage_at, failpoint
 from headway.common.node.testing import (
     identity,
     no_leaks,
@@ -15,7 +17,6 @@ from headway.common.node.testing import (
     send_line,
     wait_until,
 )
-from headway.testkit.failpoints import arm, armed, disarm, fired
 
 LOOP = """
 import os, sys
@@ -52,6 +53,39 @@ def test_an_armed_failpoint_fires_once_and_says_so(shm: Path) -> None:
         failpoint("a", step=3, rank=1)
     failpoint("a", step=3, rank=1)
     assert fired(shm / "fp.bin")[key]["name"] == "a"
+
+
+def test_damage_is_told_once_to_the_point_that_asks_for_it(shm: Path) -> None:
+    configure(shm / "fp.bin", rank=1)
+    assert damage_at("a") == ""
+    arm(shm / "fp.bin", "a", "damage:nan", {"rank": 1, "step": 3})
+    assert [damage_at("a", step=step) for step in (2, 3, 3)] == ["", "nan", ""]
+    with pytest.raises(InputError, match="'damage:' is unknown"):
+        arm(shm / "fp.bin", "a", "damage:")
+
+
+def test_a_held_lock_stops_the_other_threads_and_collections_do_not(shm: Path) -> None:
+    configure(shm / "fp.bin")
+    turns = 0
+
+    def count() -> None:
+        nonlocal turns
+        while not ended.wait(0.001):
+            turns += 1
+
+    ended = threading.Event()
+    thread = threading.Thread(target=count)
+    thread.start()
+    moved = {}
+    for how in ("gil", "gc", "sleep"):
+        arm(shm / "fp.bin", "a", f"{how}:0.5", key=how)
+        before = turns
+        failpoint("a")
+        moved[how] = turns - before
+    ended.set()
+    thread.join()
+    assert moved["gil"] <= 1 < moved["gc"]
+    assert moved["sleep"] > 1
 
 
 def test_arming_again_fires_again_only_after_disarming(shm: Path) -> None:

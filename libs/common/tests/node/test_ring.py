@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 from headway.common.errors import CorruptError, DeadlineError, HeadwayError, InputError
 from headway.common.node import failpoints
+from headway.common.node.arming import arm
 from headway.common.node.failpoints import FailpointError
 from headway.common.node.ring import RingAbortedError, RingReader, RingWriter
 from headway.common.node.testing import no_leaks, python_child, read_line, send_line
-from headway.testkit.failpoints import arm
 
 
 def make(

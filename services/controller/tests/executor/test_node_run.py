@@ -21,6 +21,7 @@ from headway.ckpt_store.client import newest
 from headway.ckpt_store.config import StoreConfig
 from headway.common import log
 from headway.common.node.arena import Arena
+from headway.common.node.arming import arm
 from headway.common.node.flight import FlightWriter
 from headway.common.node.process import ProcessId, spawn
 from headway.common.node.run_dir import RunDir, new_run_id
@@ -33,7 +34,6 @@ from headway.controller.executor.node_events import Looked
 from headway.controller.executor.node_run import NodeRun
 from headway.launch.cluster import ClusterFolder
 from headway.testkit import snapshots
-from headway.testkit.failpoints import arm
 from headway.testkit.played.hanging_rank import hanging_rank
 from structlog.testing import capture_logs
 

@@ -97,7 +97,8 @@ def start() -> Iterator[Start]:
 @pytest.fixture
 def places(tmp_path: Path) -> Places:
     run = RunDir.create(tmp_path / "run", run_id="00c0ffee")
-    return Places(run.path, tmp_path, tmp_path / "cluster")
+    (tmp_path / "n0").mkdir()
+    return Places(run.path, tmp_path / "n0", tmp_path / "cluster")
 
 
 def cpu_ticks(process: ProcessId) -> int:

@@ -11,11 +11,14 @@ the version again after parsing.
 
 from __future__ import annotations
 
+import ctypes
+import gc
+import itertools
 import json
 import os
 import signal
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -67,6 +70,18 @@ def failpoint(name: str, **where: int) -> None:
         _reached(name, where)
 
 
+def damage_at(name: str, **where: int) -> str:
+    """What to do wrong at this point, once: a word that the caller knows, or nothing.
+
+    For damage that only the caller can do, such as to a tensor. While unarmed it costs one memory
+    read.
+    """
+    if not _State.words[ARMED]:
+        return ""
+    entry = _claimed(name, where)
+    return entry.action.removeprefix("damage:") if entry is not None else ""
+
+
 def configure(path: Path | None, **where: int) -> None:
     """Use the file ``path`` from now on, created if absent.
 
@@ -95,16 +110,24 @@ def open_file(path: Path) -> Segment:
 
 
 def _reached(name: str, where: dict[str, int]) -> None:
+    entry = _claimed(name, where)
+    if entry is not None:
+        _act(entry)
+
+
+def _claimed(name: str, where: dict[str, int]) -> Failpoint | None:
+    """The armed entry of this point that now fires in this process."""
     version = _State.words[ARMED]
     if version != _State.version and _State.segment is not None:
         entries = parse(_State.segment)
         if _State.words[ARMED] != version:
-            return  # being changed right now: not armed yet
+            return None  # being changed right now: not armed yet
         _State.entries, _State.version = tuple(entries), version
     places = {**_State.where, **where}
     for entry in _State.entries:
         if entry.matches(name, places) and _State.path is not None and _claim(_State.path, entry):
-            _act(entry)
+            return entry
+    return None
 
 
 def _claim(path: Path, entry: Failpoint) -> bool:
@@ -132,7 +155,32 @@ def _act(entry: Failpoint) -> None:
             f"failpoint {entry.name} fired", remedy="disarm it if this is not a drill"
         )
     else:
-        time.sleep(float(entry.action.removeprefix("sleep:")))
+        how, _, seconds = entry.action.partition(":")
+        _LASTING[how](float(seconds))
+
+
+def _hold_lock(seconds: float) -> None:
+    """Hold the interpreter's lock, so that no thread of the process runs."""
+    ctypes.PyDLL(None).usleep(ctypes.c_uint(round(seconds * 1e6)))
+
+
+def _collect(seconds: float) -> None:
+    """Make garbage and collect it, over and over."""
+    end_s = time.monotonic() + seconds
+    while time.monotonic() < end_s:
+        kept: list[list[object]] = [[] for _ in range(_GARBAGE)]
+        for one, other in itertools.pairwise(kept):
+            one.append(other)
+        gc.collect()
+
+
+_GARBAGE = 100_000
+_LASTING: dict[str, Callable[[float], object]] = {
+    "sleep": time.sleep,
+    "gil": _hold_lock,
+    "gc": _collect,
+}
+"""What a point does for some seconds."""
 
 
 def claim_path(path: Path, key: str) -> Path:

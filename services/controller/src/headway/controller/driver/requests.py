@@ -23,6 +23,7 @@ from headway.controller.decisions.members import MISSING
 from headway.controller.decisions.state import RunState
 from headway.controller.driver.connections import Connections
 from headway.controller.faults import faults
+from headway.controller.faults.inside import check_layout
 from headway.controller.journal.writer import JournalWriter
 from headway.trainer.config import RunConfig, check_name, check_sample, check_setting
 
@@ -255,6 +256,7 @@ class Requests:
                 remedy=f"use one of {sorted(self.connections.nodes)}",
             )
         faults.check(message.fault, message.name, self._state.services(node))
+        check_layout(message.fault, self._config)
         fields = {"target": message.name, "fault": message.fault, "rank": message.rank}
         self._note("injected", {**fields, "node": node})
         self.connections.send(

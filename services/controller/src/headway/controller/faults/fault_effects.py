@@ -31,6 +31,7 @@ SLOW_RUNS_S, SLOW_WAITS_S = 0.05, 0.45
 CLOCK_BACK_S = 120.0
 CLOCK_ENV = "HEADWAY_CLOCK"
 _LOCK_LIMIT_S = 10.0
+_ROOM_BYTES = 1 << 20
 _SMALLEST = 4096
 _ATTACH, _DETACH = 16, 17
 
@@ -95,6 +96,25 @@ def unable_to_spawn(processes: Sequence[ProcessId]) -> Iterator[Tick]:
         for process, limits in before.items():
             if process.alive():
                 resource.prlimit(process.pid, resource.RLIMIT_NPROC, limits)
+
+
+@contextlib.contextmanager
+def starved(processes: Sequence[ProcessId]) -> Iterator[Tick]:
+    """Processes that may have no more memory than now: the kernel ends the one that asks.
+
+    Raises:
+        InputError: no control group for memory can be used here.
+    """
+    with cgroups.group("memory", processes) as group:
+        # version 1 does not count what a process brings along, version 2 does
+        limit = group / "memory.limit_in_bytes"
+        if limit.exists():
+            limit.write_text(str(_ROOM_BYTES))
+        else:
+            taken = int((group / "memory.current").read_text())
+            (group / "memory.max").write_text(str(taken + _ROOM_BYTES))
+            (group / "memory.swap.max").write_text("0")
+        yield _nothing
 
 
 def check_small(folder: Path) -> int:

@@ -24,6 +24,7 @@ from headway.common.node.run_dir import ENV_NODE, ENV_RUN_ID, RunDir
 from headway.common.wire.messages.executor import Inject
 from headway.controller.faults import cgroups
 from headway.controller.faults import fault_effects as effects
+from headway.controller.faults.inside import INSIDE, arm_inside
 
 ENV_FAULT = "HEADWAY_FAULT"
 """In the environment of a process that holds a fault: the run it breaks."""
@@ -64,6 +65,16 @@ FAULTS: dict[str, Fault] = {
     "silent_node": Fault("init, executor and agent hang, the ranks run", _NODE, 6.0),
     "returning_node": Fault("the whole node hangs until it is lost, then is back", _NODE, 30.0),
     "clock_step": Fault("the run's wall clock goes back 120 s", _RUN),
+    "oom": Fault("the kernel ends it for lack of memory", _WORKER, 30.0),
+    "hang": Fault("its main thread hangs in a layer", _WORKER, 600.0),
+    "hang_before_collective": Fault("the same before it reduces gradients", _WORKER, 600.0),
+    "hang_in_data": Fault("the same before it takes its batches", _WORKER, 600.0),
+    "gil": Fault("no thread of it runs Python", _WORKER, 10.0),
+    "gc": Fault("it collects garbage over and over", _WORKER, 5.0),
+    "nan": Fault("one gradient of one step is not a number", _WORKER),
+    "flip": Fault("one bit of one gradient of one step is flipped", _WORKER),
+    "mismatch": Fault("it enters one collective with another size", _WORKER),
+    "skip": Fault("it leaves one collective out", _WORKER),
 }
 
 _SIGNALS = {"kill": signal.SIGKILL, "stop": signal.SIGSTOP}
@@ -191,6 +202,9 @@ def inject(
         return effects.damage_header(arena)
     if fault == "flipped_snapshot_bit":
         return effects.flip_bits(arena)
+    if fault in INSIDE:
+        failpoints = places.shm_dir.parent / "failpoints.bin"
+        return arm_inside(fault, failpoints, rank, duration_s or FAULTS[fault].default_s)
     if fault == "clock_step":
         if not living:
             raise InputError("no process of the run is left", remedy="see `headway status`")
@@ -210,6 +224,8 @@ def hold(
     """
     if fault == "full_disk":
         effects.check_small(places.run_dir)
+    elif fault == "oom":
+        cgroups.needed("memory")
     elif fault in ("freeze", "slow", "slow_disk", "silent_node", "returning_node"):
         cgroups.needed("freezer")
     argv = [sys.executable, "-m", __spec__.name, fault, str(duration_s), str(places.run_dir)]
@@ -237,6 +253,7 @@ def effect(
         "slow_disk": effects.slowed,
         "spawn_failure": effects.unable_to_spawn,
         "debugger": effects.traced,
+        "oom": effects.starved,
     }
     return by_processes.get(fault, effects.frozen)(processes)
 
@@ -244,7 +261,8 @@ def effect(
 def main(argv: Sequence[str] | None = None) -> int:
     """Hold one fault until its time is over, its processes have ended, or SIGTERM comes."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("fault", choices=[name for name, what in FAULTS.items() if what.default_s])
+    held = [name for name, what in FAULTS.items() if what.default_s and name not in INSIDE]
+    parser.add_argument("fault", choices=held)
     parser.add_argument("seconds", type=float)
     parser.add_argument("run_dir", type=Path)
     parser.add_argument("processes", nargs="*", metavar="PID:START_TICKS")

@@ -10,11 +10,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from headway.common.node.failpoints import damage_at, failpoint
 from headway.common.node.flight_record import WAITING
 from headway.common.plan.schedule.actions import Kind
-from headway.trainer.comm.interface import Comm, Ticket
+from headway.trainer.comm.interface import Comm, Done, Ticket
 from headway.trainer.device.recorder import Recorder
 from headway.trainer.state.flat import FlatChunk
+from headway.trainer.state.spoil import spoil
 
 
 class DataParallel:
@@ -73,14 +75,26 @@ class DataParallel:
     def reduce(self, chunk: int, step: int) -> None:
         """Issue the reduce-scatter of ``chunk``'s gradients into its shard."""
         flat = self._flats[chunk]
+        failpoint("worker.before_collective", step=step)
+        if damage := damage_at("worker.gradients", step=step):
+            spoil(damage, flat)
         with self._recorder.record(
             Kind.REDUCE_SCATTER, step=step, chunk=chunk, nbytes=flat.grads.nbytes
         ) as sequence:
-            ticket = self._comm.reduce_scatter(flat.grad_shard, flat.grads)
+            ticket = self._reduced(flat, step)
             self._recorder.name(sequence, ticket.collective)
         self._reduces[chunk] = ticket
         if not self._overlap_reduce:
             self._wait_reduce(chunk, step)
+
+    def _reduced(self, flat: FlatChunk, step: int) -> Ticket:
+        match damage_at("worker.reduce", step=step):
+            case "skip":
+                return Done()
+            case "mismatch":
+                size = self._comm.size
+                return self._comm.reduce_scatter(flat.grad_shard[:-1], flat.grads[:-size])
+        return self._comm.reduce_scatter(flat.grad_shard, flat.grads)
 
     def finish(self, step: int) -> None:
         """Wait for every reduction of the step."""

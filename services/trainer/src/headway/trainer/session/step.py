@@ -128,6 +128,7 @@ class TrainStep:
     def _take_batches(self, pipeline: Pipeline, totals: _StepTotals) -> None:
         context = self._context
         with context.recorder.record(Kind.DATA, step=totals.step):
+            failpoint("worker.before_data", step=totals.step)
             count = context.config.micro_batches_of(totals.batch_size)
             pipeline.batches = context.take_batches(self._reader, self._state.samples, count)
         totals.num_tokens = sum(batch.num_tokens for batch in pipeline.batches)

@@ -26,7 +26,7 @@ from headway.common.node.failpoints import (
 )
 from headway.common.node.segment import Segment
 
-_ACTION = re.compile(r"kill|stop|raise|sleep:\d+(\.\d+)?")
+_ACTION = re.compile(r"kill|stop|raise|(sleep|gil|gc):\d+(\.\d+)?|damage:[a-z_]+")
 _KEY = re.compile(r"[A-Za-z0-9_.-]{1,80}")
 
 
@@ -39,15 +39,17 @@ def arm(
 ) -> str:
     """Arm a failpoint in the file ``path``; returns its key. An entry of the same key is replaced.
 
-    ``action`` is kill, stop, raise or sleep:<seconds>. The default key follows from name, action
-    and where. A key that has fired does not fire again until ``disarm`` clears it.
+    ``action`` is kill, stop, raise, ``sleep``, ``gil`` or ``gc:<seconds>``, or ``damage:<what>``
+    for a point that asks ``damage_at``. The default key follows from name, action and where. A key
+    that has fired does not fire again until ``disarm`` clears it.
 
     Raises:
         InputError: unknown action, a key unfit for a file name, or no room for more entries.
     """
     if not _ACTION.fullmatch(action):
         raise InputError(
-            f"failpoint action {action!r} is unknown", remedy="use kill, stop, raise or sleep:<s>"
+            f"failpoint action {action!r} is unknown",
+            remedy="use kill, stop, raise, sleep:<s>, gil:<s>, gc:<s> or damage:<what>",
         )
     places = dict(where or {})
     if key is None:
