@@ -5,15 +5,17 @@ from __future__ import annotations
 import contextlib
 import os
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from headway.common.node.testing import read_line, wait_until
+from headway.common.wire.messages.health import Finding
 from headway.health.client import verdicts_of
 from headway.health.sources.host import DISK_STALE_S, FreeSpace
-from headway.health.sources.log_thread import LogThread
+from headway.health.sources.source_thread import SourceThread
 from headway.testkit.played.health_bench import Bench, health_bench
+from msgspec import structs
 
 HUNG_AGENT = """
 import os, pathlib, sys
@@ -106,21 +108,77 @@ def test_free_space_that_is_not_answered_for_becomes_unknown(
     space.close()
 
 
+class Endless:
+    """A source that always has 600 findings more."""
+
+    num_reads = 0
+
+    def read(self) -> list[Finding]:
+        self.num_reads += 1
+        first = self.num_reads * 600
+        return [line_of(first + number) for number in range(600)]
+
+    def close(self) -> None:
+        pass
+
+
+def line_of(offset: int) -> Finding:
+    return Finding(rule="nan_loss", source="rank", file="a.log", offset=offset, name=str(offset))
+
+
+def hung(busy_s: float) -> Finding:
+    return Finding(rule="source_hung", source="host", line=f"{busy_s > 0}")
+
+
 def test_log_lines_wait_in_the_files_while_nobody_takes_them() -> None:
-    class Endless:
-        num_polls = 0
-
-        def poll(self, max_bytes: int) -> list[int]:
-            assert max_bytes == 1 << 20
-            self.num_polls += 1
-            return list(range(600))
-
-    tail = Endless()
-    make: Callable[[], object] = lambda: tail  # noqa: E731
-    logs = LogThread(make, 1 << 20, 0.001)  # type: ignore[arg-type]
-    wait_until(lambda: tail.num_polls == 2, what="two polls of 600 lines")
-    assert logs.take(5) == [0, 1, 2, 3, 4]
-    assert tail.num_polls == 2
+    source = Endless()
+    logs = SourceThread("logs", lambda: source, 0.001, 60.0, hung)
+    wait_until(lambda: source.num_reads == 2, what="two readings of 600 lines")
+    assert [one.offset for one in logs.take(5)] == [600, 601, 602, 603, 604]
+    assert source.num_reads == 2
     logs.take(2000)
-    wait_until(lambda: tail.num_polls > 2, what="a further poll")
+    wait_until(lambda: source.num_reads > 2, what="a further reading")
     logs.close()
+
+
+def test_a_reading_that_hangs_is_one_finding_and_one_more_if_it_hangs_again() -> None:
+    gates = [threading.Event(), threading.Event()]
+
+    class Hangs(Endless):
+        def read(self) -> list[Finding]:
+            self.num_reads += 1
+            gates[min(self.num_reads - 1, 1)].wait()
+            return [line_of(self.num_reads)]
+
+    source = Hangs()
+    thread = SourceThread("nics", lambda: source, 0.0, 0.05, hung)
+    found: list[Finding] = []
+
+    def has_found(rule: str, count: int) -> bool:
+        found.extend(thread.take(8))
+        return [one.rule for one in found].count(rule) == count
+
+    wait_until(lambda: has_found("source_hung", 1), what="the reading is reported as hung")
+    assert [one.rule for one in thread.take(8)] == [] and source.num_reads == 1
+    gates[0].set()
+    wait_until(lambda: has_found("source_hung", 2), what="the next one hangs too")
+    assert [one.rule for one in found] == ["source_hung", "nan_loss", "source_hung"]
+    gates[1].set()
+    thread.close()
+
+
+def test_findings_that_differ_only_in_their_place_are_sent_as_one() -> None:
+    class Storm(Endless):
+        def read(self) -> list[Finding]:
+            self.num_reads += 1
+            return [structs.replace(line_of(n), name="eth0") for n in range(500)]
+
+    source = Storm()
+    thread = SourceThread("net", lambda: source, 60.0, 60.0, hung)
+    thread.await_first()
+    wait_until(lambda: source.num_reads == 1, what="a reading")
+    taken: list[Finding] = []
+    wait_until(lambda: bool(taken.extend(thread.take(8)) or taken), what="what it found")
+    (one,) = taken
+    assert (one.count, one.offset) == (500, 0) and one.age_s >= 0
+    thread.close()

@@ -84,7 +84,7 @@ def test_the_kernels_three_lines_on_a_lost_gpu_are_one_that_names_it(tmp_path: P
     append(log, "NVRM: (PCI ID: 10de:2330) installed in this system has\n")
     append(log, "NVRM: fallen off the bus and is not responding to commands.\n")
     append(log, "NVRM: fallen off the bus and is not responding to commands.\n")
-    assert [hit.detail for hit in tail.poll(1 << 20)] == ["0000:b3:00.0", ""]
+    assert [hit.name for hit in tail.poll(1 << 20)] == ["0000:b3:00.0", ""]
 
 
 def test_a_verdict_in_a_log_is_no_sign_of_another(tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from headway.common.wire.keys import KeyPair
-from headway.common.wire.messages.health import LogHit, Verdict
+from headway.common.wire.messages.health import Finding, Verdict
 from headway.health.config import HealthConfig
 from headway.health.reporter import Reporter
 from headway.health.state import MonitorState
@@ -16,16 +16,17 @@ from structlog.testing import capture_logs
 
 
 def hit(
-    offset: int, rule: str = "nan_loss", line: str = "loss: nan", inode: int = 1, detail: str = ""
-) -> LogHit:
-    return LogHit(
+    offset: int, rule: str = "nan_loss", line: str = "loss: nan", inode: int = 1, name: str = ""
+) -> Finding:
+    return Finding(
         rule=rule,
+        source="rank",
         file="/logs/a:b.log",
         inode=inode,
         offset=offset,
         line=line,
         rank=0,
-        detail=detail,
+        name=name,
     )
 
 
@@ -48,7 +49,7 @@ def test_repeated_and_further_lines_are_one_episode_that_ends_in_quiet() -> None
     ]
     (_, opened), (closed_s, closed) = told
     assert closed_s > 60.0 + HealthConfig().log_quiet_s, "quiet counts from the last line"
-    assert closed.evidence[-1].value.startswith("4 lines")
+    assert closed.evidence[-1].value.startswith("4 findings")
     again = state.on_beat(node.beat(200.0, (hit(500),)), 200.0)
     assert [one.is_open for one in again] == [True] and again[0].id != opened.id
 
@@ -65,10 +66,11 @@ def test_a_restarted_monitor_knows_the_lines_it_has_told_of() -> None:
     ] == ["disk_full"]
 
 
-def xid(number: int, gpu: str, offset: int) -> LogHit:
+def xid(number: int, gpu: str, offset: int) -> Finding:
     """As the agent sends it."""
     line = f"NVRM: Xid (PCI:{gpu}): {number}, pid=4711, name=python3"
-    return hit(offset, "gpu_xid", line, detail=f"{gpu} {number}")
+    rule = "gpu_lost" if number == 79 else f"xid_{number}"
+    return hit(offset, rule, line, name=gpu)
 
 
 def test_each_gpu_has_its_own_verdict_for_an_xid_and_is_named_in_it() -> None:
@@ -76,20 +78,25 @@ def test_each_gpu_has_its_own_verdict_for_an_xid_and_is_named_in_it() -> None:
         SimulatedNode(0, lockstep(1, 100, lambda _: 0.4)),
         MonitorState(HealthConfig(), RUN_ID),
     )
-    places = [(13, "0000:45:00"), (79, "0000:45:00"), (13, "0000:45:00"), (79, "0000:5e:00")]
+    places = [
+        (13, "0000:45:00.0"),
+        (79, "0000:45:00.0"),
+        (13, "0000:45:00.0"),
+        (79, "0000:5e:00.0"),
+    ]
     lines = [xid(*place, at) for at, place in enumerate(places, 1)]
     told = state.on_beat(node.beat(1.0, tuple(lines)), 1.0)
-    said = [one.remedy[:24] for one in told]
+    said = [one.remedy[:29] for one in told]
     assert said == [
-        "Xid 13 of GPU 0000:45:00",
-        "Xid 79 of GPU 0000:45:00",
-        "Xid 79 of GPU 0000:5e:00",
+        "GPU 0000:45:00.0: Xid 13 (gra",
+        "GPU 0000:45:00.0: the GPU has",
+        "GPU 0000:5e:00.0: the GPU has",
     ]
     assert {one.action for one in told} == {"observe"}
     later = MonitorState(HealthConfig(), RUN_ID)
     later.restore(told)
-    again = node.beat(2.0, (xid(79, "0000:5e:00", 9), xid(79, "0000:c1:00", 10)))
-    assert [one.remedy[14:24] for one in later.on_beat(again, 2.0)] == ["0000:c1:00"]
+    again = node.beat(2.0, (xid(79, "0000:5e:00.0", 9), xid(79, "0000:c1:00.0", 10)))
+    assert [one.remedy[4:14] for one in later.on_beat(again, 2.0)] == ["0000:c1:00"]
 
 
 @pytest.mark.parametrize(
@@ -104,7 +111,7 @@ def test_a_verdict_from_a_line_says_which_line_of_which_file_and_program(
     file: str, line: str, program: str
 ) -> None:
     state = MonitorState(HealthConfig(), RUN_ID)
-    found = LogHit(rule="read_only_disk", file=file, inode=7, offset=70, line=line)
+    found = Finding(rule="read_only_disk", source="rank", file=file, inode=7, offset=70, line=line)
     node = SimulatedNode(0, lockstep(1, 100, lambda _: 0.4))
     (told,) = state.on_beat(node.beat(1.0, (found,)), 1.0)
     rows = {row.name: row.value for row in told.evidence}
@@ -122,7 +129,14 @@ def test_a_rule_of_a_later_version_is_skipped() -> None:
 
 def test_the_monitors_log_shows_the_line_that_matched(tmp_path: Path) -> None:
     line = "OSError: [Errno 5] Input/output error: '/mnt/a'"
-    found = LogHit(rule="read_only_disk", file="/r/logs/n1w0.log", inode=7, offset=70, line=line)
+    found = Finding(
+        rule="read_only_disk",
+        source="rank",
+        file="/r/logs/n1w0.log",
+        inode=7,
+        offset=70,
+        line=line,
+    )
     node = SimulatedNode(0, lockstep(1, 100, lambda _: 0.4))
     told = MonitorState(HealthConfig(), RUN_ID).on_beat(node.beat(1.0, (found,)), 1.0)
     with closing(Reporter(tmp_path, KeyPair.generate())) as reporter, capture_logs() as logged:

@@ -7,9 +7,10 @@ from pathlib import Path
 import pytest
 from headway.common.wire.messages.health import Verdict
 from headway.health.client import reason, response
-from headway.health.log_rules import LOG_RULES, LogRule
 from headway.health.policy import ADVICE
 from headway.health.responses import RESPONSES
+from headway.health.rule_files import shipped
+from headway.health.rulebook import Rule
 
 README = Path(__file__).parents[1] / "README.md"
 
@@ -23,7 +24,7 @@ def verdict(kind: str, action: str, confidence: float) -> Verdict:
 
 def test_every_kind_and_action_that_the_monitor_gives_has_its_row_and_no_other() -> None:
     given = {(kind, one.action) for kind, one in ADVICE.items()}
-    given |= {(rule.kind, rule.advice.action) for rule in LOG_RULES}
+    given |= {(rule.kind, rule.action) for rule in shipped().rules}
     assert given == {(row.kind, row.action) for row in RESPONSES}
     assert len(given) == len(RESPONSES)
 
@@ -65,10 +66,10 @@ def test_what_the_monitor_advises_at_its_own_confidence_is_done() -> None:
         assert (done == "observe") == (kind in ("node_silent", "fabric_split", "slow_rank"))
 
 
-@pytest.mark.parametrize("rule", LOG_RULES, ids=lambda rule: str(rule.name))
-def test_no_line_of_a_log_ends_a_rank_or_a_node(rule: LogRule) -> None:
+@pytest.mark.parametrize("rule", shipped().rules, ids=lambda rule: str(rule.name))
+def test_no_line_of_a_log_ends_a_rank_or_a_node(rule: Rule) -> None:
     """Whatever action is advised, also by a monitor of another version, and however certain."""
-    for action in ("replace_node", "replace_worker", "kill_worker", rule.advice.action):
+    for action in ("replace_node", "replace_worker", "kill_worker", rule.action):
         done = response(verdict(rule.kind, action, 1.0))
         assert done == "observe" or (rule.kind, done) == ("user_error", "stop_run")
 

@@ -360,14 +360,15 @@ def test_the_last_words_of_another_process_excuse_nobody(tmp_path: Path) -> None
 
 def test_a_matched_line_is_repeated_for_a_while_and_then_forgotten(tmp_path: Path) -> None:
     options = AgentOptions(
-        "", tmp_path / "monitor.json", tmp_path, tmp_path, tmp_path, "0badcafe", 0
-    )
+        "", tmp_path / "monitor.json", tmp_path, tmp_path, tmp_path, "0badcafe", 0,
+        kmsg=tmp_path / "none",
+    )  # fmt: skip
     watch = NodeWatch(options, HealthConfig())
     (tmp_path / "a.log").write_text("loss: nan\n")
-    wait_until(lambda: bool(watch.beat().hits), what="the line")
+    wait_until(lambda: bool(watch.beat().findings), what="the line")
     seen = []
     for now_s in (100.0, 103.0, 104.9, 105.1, 106.0):
-        seen.append(len(watch.beat().hits))
+        seen.append(len(watch.beat().findings))
         watch.sent(now_s)
     assert seen == [1, 1, 1, 1, 0]
     watch.close()

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 from headway.common.node.run_dir import RunDir
-from headway.common.wire.messages.health import Evidence, LogHit, Verdict
+from headway.common.wire.messages.health import Evidence, Finding, Verdict
 from headway.controller.driver.verdict_events import journal_fields, judged
 from headway.health.config import HealthConfig
-from headway.health.log_rules import LOG_RULES
+from headway.health.rule_files import shipped
 from headway.health.state import MonitorState
 from headway.testkit.beats import RUN_ID, SimulatedNode, lockstep
 
@@ -18,13 +18,16 @@ RUN = RunDir(Path("/r"))
 
 def from_line(rule: str, line: str, file: str = "/r/logs/n0w1.log") -> Verdict:
     """As the monitor gives it."""
-    hit = LogHit(rule=rule, file=file, inode=1, offset=30, line=line)
+    found = Finding(rule=rule, source="rank", file=file, inode=1, offset=30, line=line)
     node = SimulatedNode(0, lockstep(1, 100, lambda _: 0.4))
-    (told,) = MonitorState(HealthConfig(), RUN_ID).on_beat(node.beat(1.0, (hit,)), 1.0)
+    (told,) = MonitorState(HealthConfig(), RUN_ID).on_beat(node.beat(1.0, (found,)), 1.0)
     return told
 
 
-@pytest.mark.parametrize("rule", [rule.name for rule in LOG_RULES if rule.kind != "user_error"])
+@pytest.mark.parametrize(
+    "rule",
+    [rule.name for rule in shipped().rules if rule.kind != "user_error" and rule.times == 1],
+)
 def test_a_line_is_observed_whatever_it_says(rule: str) -> None:
     event = judged(from_line(rule, "some line"), RUN, "zygote does not run: exit code 1")
     assert event is not None and event.response == "observe"
@@ -53,7 +56,7 @@ def test_the_journal_has_the_line_its_file_and_its_program() -> None:
     fields = journal_fields(from_line("read_only_disk", "Input/output error: '/mnt/a'"))
     assert fields["line"] == "Input/output error: '/mnt/a'"
     assert (fields["file"], fields["program"]) == ("/r/logs/n0w1.log", "worker")
-    assert fields["is_open"] and fields["id"].startswith("log:read_only_disk:0:-1#")
+    assert fields["is_open"] and fields["id"].startswith("finding:read_only_disk:0:-1#")
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from headway.common.plan.schedule.actions import RECEIVES, SENDS, Kind
-from headway.common.wire.messages.health import AgentBeat, LogHit, RankPhase, WorkerSignals
+from headway.common.wire.messages.health import AgentBeat, Finding, RankPhase, WorkerSignals
 from headway.health.config import HealthConfig
 
 RUN_ID = "0badcafe"
@@ -165,7 +165,7 @@ class SimulatedNode:
     signals: dict[int, dict[str, Any]] = field(default_factory=dict)
     """Rank -> further fields of its ``WorkerSignals`` that differ from the timeline's."""
 
-    def beat(self, now_s: float, hits: tuple[LogHit, ...] = ()) -> AgentBeat:
+    def beat(self, now_s: float, findings: tuple[Finding, ...] = ()) -> AgentBeat:
         """The next beat."""
         self.sequence += 1
         workers = []
@@ -181,7 +181,7 @@ class SimulatedNode:
             start_ticks=1,
             sequence=self.sequence,
             workers=tuple(workers),
-            hits=hits,
+            findings=findings,
         )
 
 

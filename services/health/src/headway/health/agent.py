@@ -19,7 +19,7 @@ from pathlib import Path
 from headway.common.log import setup
 from headway.common.node.process import ProcessId
 from headway.common.wire.keys import KeyPair
-from headway.common.wire.messages.health import AgentBeat, LogHit, WorkerSignals
+from headway.common.wire.messages.health import AgentBeat, Finding, Machine, WorkerSignals
 from headway.common.wire.server import Server
 from headway.common.wire.service import Beat, Service
 from headway.health.announce import FollowedPeer
@@ -27,16 +27,20 @@ from headway.health.config import HealthConfig
 from headway.health.detectors.silence import RankView
 from headway.health.exporter import BeatCollector
 from headway.health.flight_windows import FlightWindows, WindowThread
+from headway.health.rule_files import rules_of
+from headway.health.sources.changes import changed
 from headway.health.sources.connections import ConnectionSource, Peers
 from headway.health.sources.host import FreeSpace, read_host
-from headway.health.sources.log_thread import LogThread
-from headway.health.sources.train_log import CURSOR_FILE, LogTail
+from headway.health.sources.kernel_log import KMSG
+from headway.health.sources.node_sources import NodeSources, SourceOptions
 from headway.health.sources.workers import WorkerSource
 
 MAX_WAITING_BEATS = 4
 """A beat has the complete state, so a queue of two seconds is enough for a reconnection."""
-MAX_HITS_A_BEAT = 64
+MAX_FINDINGS_A_BEAT = 64
 """Limits the size of a beat when many lines match; the rest is sent with the next beat."""
+MACHINE_BEATS = 120
+"""Beats after which the machine's identity is sent again, for a monitor that has started since."""
 SUSPENDED_CUTS = 5
 """Where a rank may take long, as in its first steps, its peers are asked after so many times
 ``fabric_silence_s``: a cut of the network would otherwise show only at ``suspended_limit_s``."""
@@ -63,6 +67,8 @@ class AgentOptions:
     """Folder where flight records are saved; if None they stay in memory."""
     fabric_address: str = ""
     """Where ranks of other nodes reach those of this one."""
+    kmsg: Path = KMSG
+    """The kernel's log, or a file of its lines."""
 
 
 class NodeWatch:
@@ -74,22 +80,22 @@ class NodeWatch:
         self._workers = WorkerSource(options.shm_dir, config)
         self._connections = ConnectionSource(options.fabric_address)
         self._disk = FreeSpace(options.logs)
-        cursors = options.shm_dir / CURSOR_FILE
-        self._logs = LogThread(
-            lambda: LogTail(options.logs, options.log_pattern, cursors),
-            config.log_bytes_per_beat,
-            config.beat_interval_s / 2,
-        )
-        self._hits: deque[tuple[LogHit, float | None]] = deque()
-        """Matched lines and until when they are repeated; None before they were first sent."""
+        rules, refused = rules_of(config.rules)
+        self._sources = NodeSources(_source_options(options), config, rules)
+        self._findings: deque[tuple[Finding, float | None]] = deque()
+        """Findings and until when they are repeated; None before they were first sent."""
+        if refused:
+            self._findings.append((changed("rules_refused", "host", "node", refused), None))
+        self._machine: Machine | None = None
+        """As it was last sent."""
         self._sequence = 0
         self.newest: AgentBeat | None = None
 
     def beat(self) -> AgentBeat:
         """The current state of everything; never blocks on a disk."""
         self._sequence += 1
-        room = max(0, MAX_HITS_A_BEAT - len(self._hits))
-        self._hits.extend((hit, None) for hit in self._logs.take(room))
+        room = max(0, MAX_FINDINGS_A_BEAT - len(self._findings))
+        self._findings.extend((found, None) for found in self._sources.take(room))
         workers = self._workers.read()
         peers = self._peers(workers)
         self.newest = AgentBeat(
@@ -100,13 +106,22 @@ class NodeWatch:
             sequence=self._sequence,
             workers=workers,
             host=read_host(self._disk.newest(), self._options.shm_dir),
-            hits=tuple(hit for hit, _ in list(self._hits)[:MAX_HITS_A_BEAT]),
+            findings=tuple(found for found, _ in list(self._findings)[:MAX_FINDINGS_A_BEAT]),
             fabric_address=self._options.fabric_address,
             silent_peers=peers.silent,
             num_asked=peers.asked.num,
             reached=peers.asked.reached,
+            machine=self._changed_machine(),
         )
         return self.newest
+
+    def _changed_machine(self) -> Machine | None:
+        """The machine's identity where it is due, else None."""
+        machine = self._sources.machine()
+        if machine == self._machine and self._sequence % MACHINE_BEATS != 1:
+            return None
+        self._machine = machine
+        return machine
 
     def _peers(self, workers: Sequence[WorkerSignals]) -> Peers:
         """Look for peers that do not answer, only while a rank may hang.
@@ -134,19 +149,24 @@ class NodeWatch:
         return worker.age_s > limit_s
 
     def sent(self, now_s: float) -> None:
-        """The newest beat was sent: its lines are repeated for a while, then discarded."""
-        sent = [self._hits.popleft() for _ in range(min(len(self._hits), MAX_HITS_A_BEAT))]
+        """The newest beat was sent: its findings are repeated for a while, then discarded."""
+        num_sent = min(len(self._findings), MAX_FINDINGS_A_BEAT)
+        sent = [self._findings.popleft() for _ in range(num_sent)]
         until_s = now_s + self._config.hit_repeat_s
-        kept = [(hit, until_s if limit_s is None else limit_s) for hit, limit_s in sent]
-        self._hits.extendleft(
-            reversed([(hit, limit_s) for hit, limit_s in kept if limit_s > now_s])
+        kept = [(found, until_s if limit_s is None else limit_s) for found, limit_s in sent]
+        self._findings.extendleft(
+            reversed([(found, limit_s) for found, limit_s in kept if limit_s > now_s])
         )
 
     def close(self) -> None:
         self._workers.close()
         self._connections.close()
         self._disk.close()
-        self._logs.close()
+        self._sources.close()
+
+
+def _source_options(options: AgentOptions) -> SourceOptions:
+    return SourceOptions(options.logs, options.shm_dir, options.log_pattern, options.kmsg)
 
 
 def run_agent(options: AgentOptions, config: HealthConfig) -> int:

@@ -37,6 +37,12 @@ Set = Annotated[
         help="A limit of [health], as beat_interval_s=0.2; repeatable.",
     ),
 ]
+Rules = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--rules", metavar="FILE", help="TOML file with rules of your own for lines; repeatable."
+    ),
+]
 Keys = Annotated[
     Path,
     typer.Option(metavar="DIR", help="Folder with monitor.key and agent.key, made if missing."),
@@ -122,6 +128,13 @@ def agent(
     fabric_address: Annotated[
         str, typer.Option(metavar="ADDRESS", help="Where other nodes reach the ranks of this one.")
     ] = "",
+    kmsg: Annotated[
+        Path,
+        typer.Option(
+            parser=Path, metavar="FILE", help="Instead of /dev/kmsg: a file of kernel lines."
+        ),
+    ] = Path("/dev/kmsg"),
+    rules: Rules = None,
     overrides: Set = None,
 ) -> None:
     """Observe the ranks of this node and report to the run's monitor."""
@@ -143,8 +156,10 @@ def agent(
         rank_metrics,
         events,
         fabric_address,
+        kmsg,
     )
-    raise typer.Exit(run_agent(options, load(HealthConfig, overrides=overrides or ())))
+    config = load(HealthConfig, overrides=overrides or ())
+    raise typer.Exit(run_agent(options, config.with_rules(rules or ())))
 
 
 @page(app, heading=DAEMONS)
@@ -175,6 +190,7 @@ def monitor(
         str,
         typer.Option(metavar="DEGREES", help="TP,DP,PP of the run: which ranks do the same work."),
     ] = "",
+    rules: Rules = None,
     overrides: Set = None,
 ) -> None:
     """Judge what the agents of a run report, and advise its driver."""
@@ -185,7 +201,8 @@ def monitor(
     options = MonitorOptions(
         bind, keys, run_dir, run_id, node, announce, executor, metrics_port, _grid(grid)
     )
-    raise typer.Exit(run_monitor(options, load(HealthConfig, overrides=overrides or ())))
+    config = load(HealthConfig, overrides=overrides or ())
+    raise typer.Exit(run_monitor(options, config.with_rules(rules or ())))
 
 
 def _grid(text: str) -> Grid | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 from headway.common.wire.messages.health import Evidence, Verdict
@@ -10,7 +11,9 @@ from headway.health.checks.base import CheckSettings
 from headway.health.flight_windows import FlightWindows
 from headway.health.journal import close_open, newest_revisions, read_verdicts
 from headway.health.responses import OBSERVE, STOP_RUN, reason, response
+from headway.health.rule_files import with_own
 from headway.health.runner import CheckResult, run_suite
+from headway.health.sources import kernel_log
 from headway.health.sources.train_log import CURSOR_FILE, mark_read
 
 __all__ = [
@@ -21,6 +24,7 @@ __all__ = [
     "FlightWindows",
     "Verdict",
     "begin_life",
+    "check_rules",
     "read_address",
     "reason",
     "response",
@@ -46,10 +50,20 @@ def verdicts_of(run_dir: Path, *, only_open: bool = False) -> list[Verdict]:
     return [verdict for verdict in newest if verdict.is_open or not only_open]
 
 
+def check_rules(files: Sequence[str]) -> None:
+    """Check a run's own rules before it starts.
+
+    Raises:
+        ConfigError: a file cannot be read, or a rule in it is not valid.
+    """
+    with_own([Path(name) for name in files])
+
+
 def begin_life(shm_dir: Path, logs: Path, log_pattern: str, control: Path | None = None) -> None:
     """Prepare a node where a run begins anew; to be called before its agent starts.
 
-    Log lines that are there already belong to its earlier life, and are not searched.
+    Lines that are already in the logs, the kernel's included, belong to its earlier life, and are
+    not searched.
 
     Args:
         control: folder of ``verdicts.jsonl``, on the node that leads the start: what is open in it
@@ -58,6 +72,7 @@ def begin_life(shm_dir: Path, logs: Path, log_pattern: str, control: Path | None
     Raises:
         InputError, OSError: a file cannot be written.
     """
+    (shm_dir / kernel_log.CURSOR_FILE).unlink(missing_ok=True)  # without one only news count
     try:
         mark_read(logs, log_pattern, shm_dir / CURSOR_FILE)
     finally:

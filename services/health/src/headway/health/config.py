@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from collections.abc import Iterable
+from dataclasses import dataclass, fields, replace
 
 from headway.common.errors import ConfigError
 
@@ -95,15 +96,78 @@ class HealthConfig:
     log_bytes_per_beat: int = 1 << 20
     """Log bytes read per beat over all files; the rest is read with the next beat."""
 
+    rules: tuple[str, ...] = ()
+    """Files with rules of your own for log lines, tried before those that come with Headway; paths
+    as seen from where the run is started, on each node. See services/health/README.md."""
+
+    source_interval_s: float = 2.0
+    """Interval of reading the machine's counters and states: a 100 Gb/s port has about 25 files,
+    of which each takes some 20 us, and an adapter's firmware answers a few hundred times a
+    second."""
+
+    source_deadline_s: float = 10.0
+    """A reading that lasts longer is reported as hung: a command to the firmware of an mlx5 adapter
+    may take 60 s, and one to a healthy one takes milliseconds."""
+
+    gpu_deadline_s: float = 20.0
+    """The same for the process that reads NVML, its start and NVML's initialisation included,
+    which takes seconds on a machine with eight GPUs and no persistence mode."""
+
+    counter_window_s: float = 60.0
+    """Time over which the errors of a port, a link or an interface are added up."""
+
+    nic_errors: int = 100
+    """Errors of one kind of a port, or of an interface, within ``counter_window_s`` that are
+    reported. InfiniBand allows a bit error rate of 1e-15 after correction, which is fewer than one
+    error in that time at 400 Gb/s; single ones come with each lost link."""
+
+    gpu_link_errors: int = 100
+    """The same for the NVLinks and for PCIe of a GPU."""
+
+    net_drops: int = 1000
+    """Packets that an interface drops within ``counter_window_s``, if they also are more than
+    ``net_drop_fraction`` of its packets: a few are dropped whenever a queue is full."""
+
+    net_drop_fraction: float = 0.01
+    """See ``net_drops``: at 1 % loss a TCP connection carries a small part of its bandwidth
+    (Mathis et al., 1997)."""
+
+    retransmit_fraction: float = 0.05
+    """Share of TCP segments sent again within ``counter_window_s`` that is reported; a healthy
+    network stays below 0.1 %, and a cut peer of many makes up a few percent."""
+
+    memory_pressure: float = 0.2
+    """Share of time in which all tasks of the node wait for memory that is reported once it lasts
+    for ``pressure_hold_s``; systemd-oomd acts at 0.6."""
+
+    throttled_fraction: float = 0.5
+    """Share of the periods of a CPU quota in which it was used up, likewise."""
+
+    pressure_hold_s: float = 30.0
+    """How long it must last; the start of a run takes less."""
+
+    throttle_hold_s: float = 10.0
+    """How long a GPU must be slowed down by its hardware: short peaks of power are common."""
+
+    clock_step_s: float = 1.0
+    """A change of the wall clock that is reported; time services slew by at most 0.5 ms per second,
+    and step above 0.128 s (ntpd) only at their start."""
+
     pss_interval_s: float = 10.0
     """Interval of reading proportional memory, for which the kernel walks every page table."""
 
     check_deadline_s: float = 20.0
     """Time limit of one check of the quick suite; then it is ended and counts as failed."""
 
+    def with_rules(self, files: Iterable[str]) -> HealthConfig:
+        """The same with further files of rules."""
+        return replace(self, rules=(*self.rules, *files))
+
     def __post_init__(self) -> None:
         for one in fields(self):
             value = getattr(self, one.name)
+            if isinstance(value, tuple):
+                continue
             if isinstance(one.default, int) and value < 1:
                 raise ConfigError(
                     f"{one.name} = {value} is below 1", remedy="give a count of 1 or more"

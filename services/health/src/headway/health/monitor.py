@@ -24,6 +24,7 @@ from headway.common.wire.service import Beat, Service
 from headway.health.announce import Address, announce, keep_announced
 from headway.health.config import HealthConfig
 from headway.health.reporter import Reporter
+from headway.health.rule_files import rules_of
 from headway.health.state import MonitorState
 
 SHOW_S = 1.0
@@ -91,7 +92,9 @@ class Monitor:
         self._options, self._config, self._keys = options, config, keys
         self._service: Service | None = None
         self._reporter = Reporter(options.run_dir, keys, watch=self._watch, unwatch=self._unwatch)
-        self._state = MonitorState(config, options.run_id, options.node, options.grid)
+        self._state = MonitorState(
+            config, options.run_id, options.node, options.grid, rules_of(config.rules)[0]
+        )
         self._state.restore(self._reporter.earlier)
         self._open_by_kind: Counter[str] = Counter()
         self.num_ticks = 0

@@ -1,14 +1,25 @@
-"""What each kind of problem calls for, and which kind a log line shows.
+"""What each kind of problem calls for.
 
 ``action`` is for the driver, ``remedy`` for people. What the driver does about each kind and action
-is in ``responses``; the rules for log lines are in ``log_rules``.
+is in ``responses``; the rules for lines and counters are in ``rulebook``.
 """
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
-from headway.health.log_rules import LOG_RULES, Advice, LogRule, xid_remedy
+from headway.common.wire.messages.health import VerdictAction
+from headway.health.rulebook import Rule
+
+
+@dataclass(frozen=True, slots=True)
+class Advice:
+    """The advice for a kind of problem."""
+
+    action: VerdictAction
+    remedy: str
+    confidence: float
+
 
 ADVICE: dict[str, Advice] = {
     "crash": Advice(
@@ -58,7 +69,7 @@ ADVICE: dict[str, Advice] = {
         0.7,
     ),
 }
-"""Kinds that come from processes, beats and connections, not from logs.
+"""Kinds that come from processes, beats and connections, not from findings.
 
 A remedy may name ``{pairs}`` of nodes, or by ``{name}`` a service, as ``dataloader of node N``.
 """
@@ -70,27 +81,15 @@ def advice_for(kind: str, **names: str) -> Advice:
     return replace(found, remedy=found.remedy.format(**names))
 
 
-def match(line: str) -> tuple[LogRule, str] | None:
-    """The first rule that matches a log line and what its pattern captured, or None.
+def advice(rule: Rule, name: str, detail: str = "", *, is_repeated: bool = False) -> Advice:
+    """The advice for a finding, with its subject and what else its line has captured.
 
-    Several captures are joined by spaces, such as the PCI address of a GPU and the Xid's number.
+    ``is_repeated``: this subject repeats it, and no other does.
     """
-    lowered = line.lower()
-    for rule in LOG_RULES:
-        if not any(word in lowered for word in rule.contains):
-            continue
-        found = rule.pattern.search(line)
-        if found is not None:
-            return rule, " ".join(filter(None, found.groups()))
-    return None
-
-
-def advice(rule: LogRule, detail: str) -> Advice:
-    """The advice for a matched line: it names the device, and for an Xid depends on its number."""
-    if not (rule.names_device and detail):
-        return rule.advice
-    remedy = f"{detail}: {rule.advice.remedy}"
-    if rule.name == "gpu_xid":
-        device, _, number = detail.rpartition(" ")
-        remedy = f"Xid {number} of GPU {device}: {xid_remedy(number)}"
-    return Advice(rule.advice.action, remedy, rule.advice.confidence)
+    remedy = rule.remedy
+    if is_repeated and rule.repeat is not None:
+        remedy = f"{remedy}; {rule.repeat.remedy}"
+    subject = " ".join(filter(None, (name, detail)))
+    if rule.names_device and name:
+        remedy = f"{'GPU ' if rule.subject == 'gpu' else ''}{subject}: {remedy}"
+    return Advice(rule.action, remedy, rule.confidence)

@@ -49,6 +49,9 @@ RESPONSES: tuple[Response, ...] = (
     Response("collective_timeout", "observe", 0.0, "the rank that logs it is a victim"),
     Response("peer_lost", "observe", 0.0, "the rank that logs it is a victim"),
     Response("nan_loss", "observe", 0.0, "the ranks count skipped steps themselves"),
+    Response("clock_error", "observe", 0.0, "intervals are measured by another clock"),
+    Response("host_pressure", "observe", 0.0, "a rank that slows down has its own verdict"),
+    Response("unobserved", "observe", 0.0, "it shows nothing about the machine"),
 )
 """Every kind and action that the monitor issues (compared by a test). A log line alone never ends a
 worker, a node or a run: the processes show whether they live. A missing module ends a run that has

@@ -13,6 +13,7 @@ from typing import Final
 from headway.common.plan.grid import Grid
 from headway.common.wire.messages.health import (
     AgentBeat,
+    Machine,
     Verdict,
     VerdictTaken,
     WorkerSignals,
@@ -21,9 +22,9 @@ from headway.health.config import HealthConfig
 from headway.health.detectors import data
 from headway.health.detectors.episodes import Episodes, fact
 from headway.health.detectors.fabric import Fabric
+from headway.health.detectors.findings import FindingEpisodes
 from headway.health.detectors.follow_ups import FollowUps
 from headway.health.detectors.hangs import Hangs
-from headway.health.detectors.logs import LogEpisodes
 from headway.health.detectors.pace import Pace
 from headway.health.detectors.process import (
     ENDED,
@@ -33,11 +34,15 @@ from headway.health.detectors.process import (
 )
 from headway.health.detectors.silence import RankView, observe
 from headway.health.detectors.slow import SlowRanks
+from headway.health.rule_files import shipped
+from headway.health.rulebook import RuleBook
 
 REPEATED: Final = frozenset({"crash", "stopped", "node_silent", "fabric_cut", "fabric_split"})
 """Kinds that are repeated as long as they are open, whatever was done about them."""
 LATE_BEATS: Final = 3
 """Missing beats after which a node may be why other ranks wait, so that none is judged yet."""
+NO_MACHINE: Final = Machine()
+"""Of a node that has not reported what it consists of."""
 
 
 @dataclass(slots=True)
@@ -56,21 +61,31 @@ class MonitorState:
     """
 
     def __init__(
-        self, config: HealthConfig, run_id: str, own_node: int = -1, grid: Grid | None = None
+        self,
+        config: HealthConfig,
+        run_id: str,
+        own_node: int = -1,
+        grid: Grid | None = None,
+        rules: RuleBook | None = None,
     ) -> None:
-        """``own_node`` is the monitor's; ``grid`` tells which ranks do the same work."""
+        """``own_node`` is the monitor's; ``grid`` tells which ranks do the same work.
+
+        Without ``rules`` those that come with Headway are used.
+        """
         self.config = config
         self.run_id = run_id
         self.generation = -1
         """The newest generation that any rank has reported; older ones are ignored."""
         self.nodes: dict[int, NodeView] = {}
+        self.machines: dict[int, Machine] = {}
+        """What each node consists of, as its agent last reported."""
         self.ranks: dict[int, RankView] = {}
         self._episodes = Episodes(run_id)
         self._follow_ups = FollowUps(self._episodes, config.again_s)
         self._hangs = Hangs(self._episodes, self._follow_ups, config)
         self._fabric = Fabric(self._episodes, config, own_node)
         self._slow = SlowRanks(self._episodes, config, grid)
-        self._logs = LogEpisodes(self._episodes, config.log_quiet_s)
+        self._findings = FindingEpisodes(self._episodes, rules or shipped(), config.log_quiet_s)
         self._pace = Pace(config)
         self._quiet: set[int] = set()
         """Ranks silent beyond their limit in enough beats."""
@@ -82,7 +97,7 @@ class MonitorState:
     def restore(self, verdicts: list[Verdict]) -> None:
         """Take over from an earlier monitor of the run without reporting its verdicts again."""
         self._episodes.restore(verdicts)
-        self._logs.restore(verdicts, self._clock_s)
+        self._findings.restore(verdicts, self._clock_s)
 
     def open_verdicts(self) -> list[Verdict]:
         """The open verdicts."""
@@ -111,7 +126,10 @@ class MonitorState:
         here = [view for view in views if view is not None and view.node == beat.node]
         verdicts += data.close_delivered(self._episodes, beat.node, here, self.config)
         generation = max((worker.generation for worker in beat.workers), default=self.generation)
-        verdicts += self._logs.judge(beat.node, generation, beat.hits, clock_s)
+        if beat.machine is not None:
+            self.machines[beat.node] = beat.machine
+        machine = self.machines.get(beat.node, NO_MACHINE)
+        verdicts += self._findings.judge(beat.node, generation, beat.findings, machine, clock_s)
         return self._follow_ups.begin(verdicts, clock_s)
 
     def tick(self, now_s: float) -> list[Verdict]:
@@ -124,7 +142,7 @@ class MonitorState:
             *self._silent_ranks(clock_s),
             *self._repeated(clock_s),
             *self._slow.judge(self.ranks.values(), self.generation, clock_s),
-            *self._logs.tick(clock_s),
+            *self._findings.tick(clock_s),
         ]
         return self._follow_ups.begin(verdicts, clock_s)
 

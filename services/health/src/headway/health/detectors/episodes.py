@@ -7,8 +7,7 @@ from typing import Any
 
 import msgspec
 from headway.common.wire.messages.health import Evidence, EvidenceSource, Verdict, VerdictKind
-from headway.health.log_rules import Advice
-from headway.health.policy import ADVICE
+from headway.health.policy import ADVICE, Advice
 
 Key = tuple[str | int, ...]
 
@@ -115,6 +114,18 @@ class Episodes:
         )
         self._put(key, verdict)
         return [verdict]
+
+    def advise(self, key: Key, advice: Advice, why: Evidence) -> list[Verdict]:
+        """Change the advice of an open verdict; one that is the same already has no effect."""
+        known = self._open.get(key)
+        if known is None or known.remedy == advice.remedy:
+            return []
+        return self._revise(
+            key,
+            remedy=advice.remedy,
+            confidence=advice.confidence,
+            evidence=(*known.evidence, why),
+        )
 
     def note_taken(self, key: Key, taken: str) -> list[Verdict]:
         """Record in an open verdict what was done about it."""

@@ -1,19 +1,21 @@
-"""Finds new log lines that match a keyword rule: an incremental tail of every log of a folder."""
+"""Finds new log lines that match a rule: an incremental tail of every log of a folder."""
 
 from __future__ import annotations
 
 import contextlib
 import json
 import os
-import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 import structlog
 from headway.common.node.files import replace_json
-from headway.common.wire.messages.health import LogHit
-from headway.health.policy import match
+from headway.common.wire.loop import Throttle
+from headway.common.wire.messages.health import Finding
+from headway.health.rule_files import shipped
+from headway.health.rulebook import RuleBook
+from headway.health.sources.lines import LineMatcher
 
 CURSOR_FILE = "agent-cursors.json"
 """In the node's shared memory: where the agent has read up to."""
@@ -21,16 +23,6 @@ MAX_LINE_BYTES = 4096
 """Longer lines are matched in pieces, since progress bars may not have line ends."""
 MAX_BEHIND_BYTES = 16 << 20
 """Most unread bytes of a file that grows faster than it is read; more is skipped and logged."""
-MAX_SHOWN = 300
-"""Characters of a line that are sent in a beat."""
-_RANK_IN_LINE = re.compile(r'"rank":\s*(\d+)|\[rank\s?(\d+)\]', re.IGNORECASE)
-_OWN_LINE = re.compile(r'"event":\s*"verdict"')
-"""Verdicts are logged with the line that they are about, which must not be found again."""
-_GPU_NAMED = re.compile(r"NVRM: The NVIDIA GPU (?:PCI:)?([0-9a-f:.]+)", re.IGNORECASE)
-"""The first of the kernel's three lines on a GPU that fell off the bus; the last has the fault."""
-_RANK_IN_NAME = re.compile(r"(?:^|[-_.])r(?:ank)?[-_]?(\d+)(?=[-_.]|$)")
-
-
 _log = structlog.get_logger(__name__)
 
 
@@ -39,8 +31,6 @@ class _Cursor:
     inode: int
     offset: int
     """Position of the next unread line."""
-    gpu: str = ""
-    """The GPU of which the kernel's lines are about, as long as they have not said what it has."""
 
 
 class LogTail:
@@ -53,19 +43,29 @@ class LogTail:
     begins again can mark its earlier lines as read (``mark_read``). Single-threaded.
     """
 
-    def __init__(self, folder: Path, pattern: str = "*.log", cursors: Path | None = None) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        pattern: str = "*.log",
+        cursors: Path | None = None,
+        rules: RuleBook | None = None,
+    ) -> None:
+        """Without ``rules`` those that come with Headway are used."""
         self._folder, self._pattern, self._cursor_file = folder, pattern, cursors
+        self._rules = rules or shipped()
+        self._throttle = Throttle()
+        self._matchers: dict[str, LineMatcher] = {}
         kept = self._load_cursors()
         self._cursors = _ends(folder, pattern) if kept is None else kept
         if kept is None:
             self._save_cursors()
 
-    def poll(self, max_bytes: int) -> list[LogHit]:
+    def poll(self, max_bytes: int) -> list[Finding]:
         """Read about ``max_bytes`` of new text; return the lines that matched a rule.
 
         Each file gets its share of the bytes. The lines of a file are oldest first.
         """
-        hits: list[LogHit] = []
+        found: list[Finding] = []
         unread = sorted(self._unread(), key=lambda one: one[1])
         left = max_bytes
         for index, (path, num_bytes) in enumerate(unread):
@@ -73,10 +73,10 @@ class LogTail:
                 break
             # what a short file leaves of its share is for the longer ones behind it
             share = max(MAX_LINE_BYTES, left // (len(unread) - index))
-            left -= self._poll_file(path, min(share, num_bytes), hits)
+            left -= self._poll_file(path, min(share, num_bytes), found)
         if left < max_bytes:
             self._save_cursors()
-        return hits
+        return found
 
     def _unread(self) -> Iterator[tuple[Path, int]]:
         """The files with new text and how much; of a file far behind only the end is left."""
@@ -92,11 +92,12 @@ class LogTail:
             if behind > MAX_BEHIND_BYTES:
                 skipped = behind - MAX_BEHIND_BYTES // 2
                 cursor.offset += skipped
-                _log.warning("log text was not searched", file=str(path), num_bytes=skipped)
+                if self._throttle.admit(str(path)) is not None:
+                    _log.warning("log text was not searched", file=str(path), num_bytes=skipped)
             if stat.st_size > cursor.offset:
                 yield path, stat.st_size - cursor.offset
 
-    def _poll_file(self, path: Path, max_bytes: int, hits: list[LogHit]) -> int:
+    def _poll_file(self, path: Path, max_bytes: int, found: list[Finding]) -> int:
         cursor = self._cursors[str(path)]
         try:
             with path.open("rb") as file:
@@ -106,9 +107,12 @@ class LogTail:
                 block = file.read(max_bytes)
         except OSError:
             return 0  # removed between listing and opening
-        for line in _lines(block):
-            _append_hit(hits, path, cursor, line)
-            cursor.offset += len(line)
+        matcher = self._matchers.setdefault(path.name, LineMatcher(self._rules, path))
+        for raw in _lines(block):
+            line = raw.decode(errors="replace").rstrip()
+            finding = matcher.find(line, cursor.inode, cursor.offset)
+            found += [finding] if finding is not None else []
+            cursor.offset += len(raw)
         return len(block)
 
     def _load_cursors(self) -> dict[str, _Cursor] | None:
@@ -164,31 +168,3 @@ def _lines(block: bytes) -> list[bytes]:
     if lines and not lines[-1].endswith((b"\n", b"\r")) and len(lines[-1]) < MAX_LINE_BYTES:
         lines.pop()
     return lines
-
-
-def _append_hit(hits: list[LogHit], path: Path, cursor: _Cursor, raw: bytes) -> None:
-    line = raw.decode(errors="replace").rstrip()
-    if named := _GPU_NAMED.search(line):
-        cursor.gpu = named[1]
-    matched = match(line[:MAX_LINE_BYTES])
-    if matched is None or _OWN_LINE.search(line):
-        return
-    rule, detail = matched
-    if rule.name == "gpu_lost" and not detail:
-        detail, cursor.gpu = cursor.gpu, ""
-    hits.append(
-        LogHit(
-            rule=rule.name,
-            file=str(path),
-            inode=cursor.inode,
-            offset=cursor.offset,
-            line=line[:MAX_SHOWN],
-            rank=_rank_of(line, path.name),
-            detail=detail[:MAX_SHOWN],
-        )
-    )
-
-
-def _rank_of(line: str, name: str) -> int:
-    found = _RANK_IN_LINE.search(line) or _RANK_IN_NAME.search(name)
-    return int(next(group for group in found.groups() if group is not None)) if found else -1

@@ -15,15 +15,20 @@ RankPhase = Literal["step", "join", "restore", "eval", "sample"]
 DataWait = Literal["daemon", "readers", "ready", ""]
 Waits = Literal["others", "device", ""]
 EvidenceSource = Literal["proc", "flight", "log", "beat", "host", "kernel"]
-LogKind = Literal[
+FindingSource = Literal[
+    "kernel", "rank", "nccl", "service", "gpu", "nic", "net", "host", "clock", "mount"
+]
+FindingSubject = Literal["rank", "gpu", "nic", "node", "service", "mount"]
+FindingKind = Literal[
     "user_error", "gpu_fault", "network_fault", "pcie_error", "out_of_memory", "disk_full",
     "disk_fault", "memory_error", "kernel_stall", "crash_report", "collective_timeout",
-    "peer_lost", "nan_loss",
+    "peer_lost", "nan_loss", "clock_error", "host_pressure", "unobserved",
 ]  # fmt: skip
-"""What a log line can show."""
+"""What a line or a counter can show. ``unobserved``: something cannot be read, which proves
+nothing about the machine."""
 VerdictKind = Literal[
     "crash", "stopped", "silence", "unexplained_hang", "data_stall", "node_silent", "fabric_cut",
-    "fabric_split", "slow_rank", LogKind,
+    "fabric_split", "slow_rank", FindingKind,
 ]  # fmt: skip
 VerdictAction = Literal[
     "replace_worker", "kill_worker", "restart_ranks", "restart_service", "replace_node",
@@ -145,25 +150,83 @@ class HostSignals(Message, tag="health.host_signals/1"):
     shm_free_bytes: int = -1
 
 
-class LogHit(Message, tag="health.log_hit/1"):
-    """A log line that matched a keyword rule.
+class Finding(Message, tag="health.finding/1"):
+    """A line or a counter of the node that matched a rule.
 
-    It is included in several beats, so that losing one beat does not lose the line.
+    It is included in several beats, so that losing one beat does not lose it.
     """
 
     about = PartOf("AgentBeat")
 
     rule: str
-    """Name of the rule in ``headway.health.policy``."""
-    file: str
-    inode: int
-    offset: int
-    """Byte offset of the line in the file; (file, inode, offset) identifies a repeated line."""
-    line: str
+    """Name of the rule, shipped in ``headway.health.rules`` or the run's own."""
+    source: FindingSource
+    """Where it was read."""
+    subject: FindingSubject = "node"
+    """What it is about."""
+    name: str = ""
+    """Which one: the PCI address of a GPU, ``mlx5_0/1``, ``eth0``, a path; empty if unknown."""
+    uuid: str = ""
+    """The GPU's, if it is known."""
+    file: str = ""
+    """The log, ``/dev/kmsg``, or the file of the counter in sysfs."""
+    inode: int = 0
+    """Of the log; of the kernel's files a number of this boot."""
+    offset: int = 0
+    """Grows in each file: a line's byte offset, the kernel's sequence number, or the time of the
+    change. (file, inode, offset) identifies a repetition."""
+    line: str = ""
+    """The matched line, or a sentence about the counter."""
     rank: int = -1
     """From the line or the file's name; -1 if neither has it."""
     detail: str = ""
-    """What the rule's pattern captured: an Xid number, a device, a path."""
+    """What else the rule's pattern captured: an error number, a device, a path."""
+    count: int = 1
+    """How many lines or events it stands for."""
+    age_s: float = 0.0
+    """Since it happened, when the beat was made."""
+
+
+class Gpu(Message, tag="health.gpu/1"):
+    """A GPU of a node, as NVML names it."""
+
+    about = PartOf("Machine")
+
+    index: int
+    pci: str
+    """As ``0000:3b:00.0``."""
+    uuid: str = ""
+    name: str = ""
+    """The product, such as ``NVIDIA H100 80GB HBM3``."""
+
+
+class NicPort(Message, tag="health.nic_port/1"):
+    """A port of an InfiniBand or RoCE adapter."""
+
+    about = PartOf("Machine")
+
+    name: str
+    """The adapter, such as ``mlx5_0``."""
+    port: int
+    link_layer: str = ""
+    """``InfiniBand`` or ``Ethernet``."""
+    rate: str = ""
+    """As the kernel prints it: ``400 Gb/sec (4X NDR)``."""
+    firmware: str = ""
+
+
+class Machine(Message, tag="health.machine/1"):
+    """What a node consists of. Fields are empty where the node does not show them."""
+
+    about = PartOf("AgentBeat")
+
+    host_type: str = ""
+    """The product name of the machine or of the cloud's instance type (SMBIOS)."""
+    kernel: str = ""
+    driver: str = ""
+    """Version of the GPUs' driver."""
+    gpus: tuple[Gpu, ...] = ()
+    nics: tuple[NicPort, ...] = ()
 
 
 class SilentPeer(Message, tag="health.silent_peer/1"):
@@ -191,7 +254,7 @@ class AgentBeat(Message, tag="health.agent_beat/1"):
     sequence: int
     workers: tuple[WorkerSignals, ...] = ()
     host: HostSignals = HostSignals()
-    hits: tuple[LogHit, ...] = ()
+    findings: tuple[Finding, ...] = ()
     fabric_address: str = ""
     """Where the ranks of the node are reached by others; empty on loopback."""
     silent_peers: tuple[SilentPeer, ...] = ()
@@ -200,6 +263,8 @@ class AgentBeat(Message, tag="health.agent_beat/1"):
     """Addresses of the ranks' peers that answer."""
     num_asked: int = 0
     """Number of peers of which it is known whether they answer."""
+    machine: Machine | None = None
+    """In the first beat of an agent, once a minute, and when it has changed."""
 
 
 class Evidence(Message, tag="health.evidence/1"):

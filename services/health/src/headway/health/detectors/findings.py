@@ -1,0 +1,176 @@
+"""Assigns findings of the agents to new or known problems."""
+
+from __future__ import annotations
+
+import re
+from pathlib import PurePath
+
+from headway.common.wire.messages.health import (
+    Evidence,
+    EvidenceSource,
+    Finding,
+    Machine,
+    Verdict,
+)
+from headway.health.detectors.episodes import Episodes, Key, fact
+from headway.health.detectors.repeats import Repeats
+from headway.health.policy import advice
+from headway.health.rulebook import LINE_SOURCES, Rule, RuleBook
+
+KEY = "finding"
+_SERVICE = re.compile(r'"service":\s*"([\w.-]+)"')
+
+
+class FindingEpisodes:
+    """One episode per (rule, node, rank, subject's name); it ends when its findings stop.
+
+    A rule may require several findings within a time before an episode opens. A symptom opens none
+    while another problem of the same subject is open.
+    """
+
+    def __init__(self, episodes: Episodes, rules: RuleBook, quiet_s: float) -> None:
+        self._episodes, self._rules, self._quiet_s = episodes, rules, quiet_s
+        self._read_up_to: dict[tuple[str, int], int] = {}
+        """(file, inode) -> offset of the newest finding; agents repeat them, and two may follow
+        one file."""
+        self._newest_s: dict[Key, float] = {}
+        self._counts: dict[Key, int] = {}
+        self._repeats = Repeats()
+
+    def restore(self, verdicts: list[Verdict], now_s: float) -> None:
+        """Adopt the findings that an earlier monitor reported.
+
+        Its open episodes end after a quiet time.
+        """
+        for verdict in verdicts:
+            for row in verdict.evidence:
+                if row.name == "at":
+                    file, inode, offset = row.value.rsplit(":", 2)
+                    self._note((file, int(inode)), int(offset))
+        for key in self._episodes.open_keys():
+            if key[0] == KEY:
+                self._newest_s[key], self._counts[key] = now_s, 1
+
+    def judge(
+        self,
+        node: int,
+        generation: int,
+        findings: tuple[Finding, ...],
+        machine: Machine,
+        now_s: float,
+    ) -> list[Verdict]:
+        """Verdicts for the new findings of a beat. Rules of another version are skipped."""
+        verdicts: list[Verdict] = []
+        for found in findings:
+            place = (found.file, found.inode)
+            rule = self._rules.by_name.get(found.rule)
+            if rule is None or found.offset <= self._read_up_to.get(place, -1):
+                continue
+            self._note(place, found.offset)
+            verdicts += self._on_new(node, generation, rule, found, machine, now_s)
+        return verdicts
+
+    def tick(self, now_s: float) -> list[Verdict]:
+        """Close the episodes that have been quiet."""
+        closed: list[Verdict] = []
+        for key in [key for key, at_s in self._newest_s.items() if now_s - at_s > self._quiet_s]:
+            del self._newest_s[key]
+            count = self._counts.pop(key)
+            value = f"{count} findings, then quiet for {self._quiet_s:.0f} s"
+            closed += self._episodes.close(key, fact("log", "ended", value))
+        return closed
+
+    def _on_new(
+        self,
+        node: int,
+        generation: int,
+        rule: Rule,
+        found: Finding,
+        machine: Machine,
+        now_s: float,
+    ) -> list[Verdict]:
+        key: Key = (KEY, found.rule, node, found.rank)
+        if rule.names_device and found.name:
+            key = (*key, _part(found.name))
+        if rule.symptom and self._has_other(node, rule, found):
+            return []
+        self._repeats.note(key, rule, found.count, now_s)
+        if self._repeats.count(key, rule.within_s, now_s) < rule.times:
+            return []
+        self._newest_s[key] = now_s
+        self._counts[key] = self._counts.get(key, 0) + found.count
+        verdicts = self._episodes.report(
+            key,
+            rule.kind,
+            _evidence(found, machine),
+            advice=advice(rule, found.name, found.detail),
+            node=node,
+            rank=found.rank,
+            generation=generation,
+        )
+        if rule.repeat is not None and self._repeats.is_alone(key, rule, now_s):
+            again = advice(rule, found.name, found.detail, is_repeated=True)
+            value = f"{rule.repeat.times} within {rule.repeat.within_s:.0f} s, and only here"
+            verdicts += self._episodes.advise(key, again, fact("log", "repeated", value))
+        return verdicts
+
+    def _has_other(self, node: int, rule: Rule, found: Finding) -> bool:
+        """Whether another problem of the same subject is open."""
+        part = _part(found.name)
+        return any(
+            key[0] == KEY and key[1] != rule.name and key[2] == node and key[4:] == (part,)
+            for key in self._newest_s
+        )
+
+    def _note(self, place: tuple[str, int], offset: int) -> None:
+        self._read_up_to[place] = max(self._read_up_to.get(place, -1), offset)
+
+
+def program_of(found: Finding) -> str:
+    """Which program has printed a line: as a line of JSON says itself, else by its file's name."""
+    if said := _SERVICE.search(found.line):
+        return said[1]
+    stem = re.sub(r"^n\d+-", "", PurePath(found.file).stem)
+    return "worker" if re.fullmatch(r"n\d+w\d+", stem) else stem
+
+
+def _evidence(found: Finding, machine: Machine) -> tuple[Evidence, ...]:
+    """The line with its place and program, or the sentence about a counter; then the hardware."""
+    at = f"{found.file}:{found.inode}:{found.offset}"
+    rows = [fact("host", "finding", found.line), fact("host", "at", at)]
+    if found.source in LINE_SOURCES:
+        source: EvidenceSource = "kernel" if found.source == "kernel" else "log"
+        program = "kernel" if found.source == "kernel" else program_of(found)
+        rows = [
+            fact(source, "line", found.line),
+            fact(source, "at", at),
+            fact(source, "program", program),
+        ]
+    if found.source == "kernel" and machine.kernel:
+        rows.append(fact("kernel", "release", machine.kernel))
+    if hardware := _hardware(found, machine):
+        rows.append(fact("host", "hardware", hardware))
+    return tuple(rows)
+
+
+def _hardware(found: Finding, machine: Machine) -> str:
+    """What the subject is called by those who exchange it; empty if unknown."""
+    known: list[str] = []
+    if found.subject == "gpu":
+        known = [
+            f"GPU {gpu.index} {gpu.name} {gpu.uuid} driver {machine.driver}"
+            for gpu in machine.gpus
+            if found.name == gpu.pci or (found.uuid and found.uuid == gpu.uuid)
+        ] or [found.uuid]
+    elif found.subject == "nic":
+        known = [
+            f"{nic.name} port {nic.port} {nic.link_layer} {nic.rate}, firmware {nic.firmware}"
+            for nic in machine.nics
+            if found.name.replace(":", "/") == f"{nic.name}/{nic.port}"
+        ]
+    return " ".join(filter(None, [*known[:1], machine.host_type if any(known) else ""]))
+
+
+def _part(name: str) -> str:
+    """A name as part of a key, whose parts are joined by colons; never a plain number."""
+    return "dev-" + re.sub(r"[^\w.-]+", ".", name)
