@@ -1,0 +1,144 @@
+"""Network interfaces, from sysfs and /proc/net/snmp: carrier, errors, drops, TCP retransmissions.
+
+Documentation/ABI/testing/sysfs-class-net; RFC 1213 for the counters of TCP.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final
+
+import psutil
+from headway.common.wire.messages.health import Finding
+from headway.health.config import HealthConfig
+from headway.health.sources.changes import (
+    Counters,
+    Lasting,
+    Window,
+    changed,
+    children,
+    read_int,
+    read_text,
+)
+
+VIRTUAL: Final = (
+    "lo", "veth", "docker", "br-", "cni", "flannel", "cali", "virbr", "tap", "tun", "ifb", "dummy",
+    "lxc", "vnet",
+)  # fmt: skip
+"""Beginnings of names of interfaces that come and go with containers, and have no cable."""
+ERRORS: Final = ("rx_errors", "tx_errors", "rx_crc_errors", "tx_carrier_errors")
+DROPS: Final = ("rx_dropped", "tx_dropped", "rx_missed_errors")
+PACKETS: Final = ("rx_packets", "tx_packets")
+MIN_SEGMENTS: Final = 1000
+"""Fewer TCP segments in a window prove nothing about a share of them."""
+
+
+@dataclass(slots=True)
+class _Device:
+    errors: Window
+    drops: Window
+    was_up: bool = False
+    down: Lasting = field(default_factory=lambda: Lasting(0.0))
+
+
+class NetSource:
+    """Reads every interface with a cable below ``class/net`` of ``sysfs``."""
+
+    def __init__(
+        self, sysfs: Path, config: HealthConfig, clock_s: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._root, self._config, self._clock_s = sysfs / "class" / "net", config, clock_s
+        self._devices: dict[str, _Device] = {}
+        self._counters = Counters()
+        self._tcp = _Retransmits(config)
+
+    def read(self) -> list[Finding]:
+        """The changes of all interfaces, and of the node's TCP as a whole."""
+        now_s = self._clock_s()
+        found: list[Finding] = []
+        present = {name for name in children(self._root) if not name.startswith(VIRTUAL)}
+        for name in sorted(present | self._devices.keys()):
+            found += self._read_device(name, self._root / name, now_s)
+        return found + self._tcp.read(now_s)
+
+    def close(self) -> None:
+        """Nothing is held."""
+
+    def _read_device(self, name: str, folder: Path, now_s: float) -> list[Finding]:
+        window_s = self._config.counter_window_s
+        device = self._devices.setdefault(
+            name,
+            _Device(
+                Window(self._config.nic_errors, window_s), Window(self._config.net_drops, window_s)
+            ),
+        )
+        state = read_text(folder / "operstate") or ("" if folder.exists() else "gone")
+        device.was_up = device.was_up or state == "up"
+        found: list[Finding] = []
+        changes = read_int(folder / "carrier_changes")
+        if grown := self._counters.growth(f"{name}/carrier", changes):
+            line = f"carrier changed {grown} times, now {state or 'unknown'}"
+            found.append(_finding("net_flap", name, folder / "carrier_changes", line, grown))
+        is_down = state in ("down", "lowerlayerdown", "notpresent", "gone")
+        if device.down.begins(device.was_up and is_down, now_s):
+            found.append(_finding("net_down", name, folder / "operstate", f"is {state}"))
+        errors = self._grown(name, folder, ERRORS)
+        if total := device.errors.add(errors, now_s):
+            line = f"counts {total} errors within {window_s:.0f} s"
+            found.append(_finding("net_errors", name, folder / "statistics", line, total))
+        drops, packets = self._grown(name, folder, DROPS), self._grown(name, folder, PACKETS)
+        is_much = drops > self._config.net_drop_fraction * packets
+        if total := device.drops.add(drops if is_much else 0, now_s):
+            line = f"drops {total} packets within {window_s:.0f} s"
+            found.append(_finding("net_drops", name, folder / "statistics/rx_dropped", line, total))
+        return found
+
+    def _grown(self, name: str, folder: Path, counters: tuple[str, ...]) -> int:
+        return sum(
+            self._counters.growth(f"{name}/{one}", read_int(folder / "statistics" / one))
+            for one in counters
+        )
+
+
+class _Retransmits:
+    """The share of sent TCP segments that were sent again, in one window after the other."""
+
+    def __init__(self, config: HealthConfig) -> None:
+        self._config = config
+        self._begun: tuple[float, int, int] | None = None
+        self._state = Lasting(0.0)
+
+    def read(self, now_s: float) -> list[Finding]:
+        path = Path(psutil.PROCFS_PATH, "net", "snmp")
+        sent, again = tcp_segments(read_text(path) or "")
+        if self._begun is None or sent < self._begun[1]:
+            self._begun = (now_s, sent, again)
+        begun_s, sent_before, again_before = self._begun
+        if now_s - begun_s < self._config.counter_window_s:
+            return []
+        self._begun = (now_s, sent, again)
+        num_sent, num_again = sent - sent_before, again - again_before
+        fraction = num_again / num_sent if num_sent >= MIN_SEGMENTS else 0.0
+        if not self._state.begins(fraction > self._config.retransmit_fraction, now_s):
+            return []
+        line = f"{num_again} of {num_sent} TCP segments were sent again ({fraction:.1%})"
+        return [changed("tcp_retransmits", "net", "node", line, file=str(path), count=num_again)]
+
+
+def tcp_segments(snmp: str) -> tuple[int, int]:
+    """Segments sent and sent again, from the text of /proc/net/snmp; zeros if it has none."""
+    rows = [line.split()[1:] for line in snmp.splitlines() if line.startswith("Tcp:")]
+    if len(rows) != 2:
+        return 0, 0
+    values = dict(zip(*rows, strict=False))
+    try:
+        return int(values.get("OutSegs", 0)), int(values.get("RetransSegs", 0))
+    except ValueError:
+        return 0, 0
+
+
+def _finding(rule: str, name: str, path: Path, what: str, count: int = 1) -> Finding:
+    return changed(rule, "net", "nic", f"{name} {what}", name=name, file=str(path), count=count)
