@@ -1,0 +1,102 @@
+"""The process that reads NVML, with a deadline. At most one exists, even if it cannot be ended."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import subprocess
+import sys
+import time
+from typing import Final
+
+import msgspec
+from headway.health.sources.nvml import Reading
+
+MAX_REPLY_BYTES: Final = 1 << 20
+"""A longer reply is not one."""
+
+
+class GpuProbe:
+    """Asks the process for readings, and starts it when there is none.
+
+    Args:
+        library: name or path of the library.
+        deadline_s: of one reading, the start of the process included. A process that misses it is
+            killed; one that does not end then, since it hangs in the driver, is left to itself, and
+            no second one is started.
+    """
+
+    def __init__(self, library: str, deadline_s: float) -> None:
+        self._library, self._deadline_s = library, deadline_s
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def read(self) -> Reading:
+        """A reading, or why there is none.
+
+        Raises:
+            TimeoutError: there is no answer within the deadline, or an earlier process still hangs.
+        """
+        if self._process is not None and self._process.poll() is not None:
+            self._forget()
+        elif self._process is not None and self._process.stdin is None:
+            raise TimeoutError("the process that asks the driver hangs, and cannot be ended")
+        try:
+            process = self._process or self._start()
+            return self._ask(process)
+        except (OSError, msgspec.DecodeError) as error:
+            if not isinstance(error, TimeoutError):
+                self._end()
+                return Reading(error=f"the process that reads NVML failed: {error}")
+            self._end()
+            raise
+
+    def close(self) -> None:
+        self._end()
+
+    def _start(self) -> subprocess.Popen[bytes]:
+        command = [sys.executable, "-m", "headway.health.sources.gpu_process", self._library]
+        self._process = subprocess.Popen(
+            command,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,
+        )
+        return self._process
+
+    def _ask(self, process: subprocess.Popen[bytes]) -> Reading:
+        assert process.stdin is not None and process.stdout is not None
+        process.stdin.write(b"\n")
+        process.stdin.flush()
+        reply, until_s = b"", time.monotonic() + self._deadline_s
+        descriptor = process.stdout.fileno()
+        answer = select.poll()
+        answer.register(descriptor, select.POLLIN)
+        while not reply.endswith(b"\n"):
+            left_s = until_s - time.monotonic()
+            if left_s <= 0 or not answer.poll(left_s * 1000):
+                raise TimeoutError(f"the driver did not answer for {self._deadline_s:.0f} s")
+            block = os.read(descriptor, 1 << 16)
+            reply += block
+            if not block or len(reply) > MAX_REPLY_BYTES:
+                raise OSError(f"it ended with code {process.poll()}" if not block else "too long")
+        return msgspec.json.decode(reply, type=Reading)
+
+    def _end(self) -> None:
+        """Kill the process. What cannot be ended is kept, without its pipes."""
+        if self._process is None:
+            return
+        self._process.kill()
+        for pipe in (self._process.stdin, self._process.stdout):
+            if pipe is not None:
+                with contextlib.suppress(OSError):
+                    pipe.close()
+        self._process.stdin = self._process.stdout = None
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(0.2)
+            self._process = None
+
+    def _forget(self) -> None:
+        self._end()
+        self._process = None

@@ -1,0 +1,78 @@
+/* A libnvidia-ml.so.1 for tests: its GPUs are what the file in FAKE_NVML says, line by line.
+ *
+ *   INDEX PCI CODE RECOVERY ECC WIDTH THROTTLE LINKS   one GPU; CODE is what its functions return
+ *   xid INDEX NUMBER                                   an event, reported once per process
+ *   count N                                            a count that is not the number of lines
+ *   hang                                               the next call never returns
+ */
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+typedef struct { int code, recovery, width, throttle, links; unsigned long long ecc; char pci[32]; } Gpu;
+static Gpu gpus[64];
+static int num, claimed, xid_gpu, xid_number, num_events;
+
+static void load(void) {
+    char line[256];
+    FILE *file = fopen(getenv("FAKE_NVML"), "r");
+    num = 0, claimed = -1, xid_number = 0;
+    while (file && fgets(line, sizeof line, file)) {
+        Gpu g = {0};
+        int index;
+        if (!strncmp(line, "hang", 4)) for (;;) sleep(1);
+        if (sscanf(line, "xid %d %d", &xid_gpu, &xid_number) == 2) continue;
+        if (sscanf(line, "count %d", &claimed) == 1) continue;
+        if (sscanf(line, "%d %31s %d %d %llu %d %d %d", &index, g.pci, &g.code, &g.recovery, &g.ecc,
+                   &g.width, &g.throttle, &g.links) == 8)
+            gpus[num++] = g;
+    }
+    if (file) fclose(file);
+}
+
+static Gpu *gpu(void *handle) { return &gpus[(long)handle - 1]; }
+
+int nvmlInit_v2(void) { return getenv("FAKE_NVML_BROKEN") ? 999 : 0; }
+int nvmlSystemGetDriverVersion(char *text, unsigned n) { snprintf(text, n, "570.158.01"); return 0; }
+int nvmlDeviceGetCount_v2(unsigned *count) { load(); *count = claimed >= 0 ? claimed : num; return 0; }
+int nvmlDeviceGetHandleByIndex_v2(unsigned i, void **handle) {
+    if (i >= (unsigned)num) return 2;
+    *handle = (void *)(long)(i + 1);
+    return gpus[i].code == 15 ? 15 : 0;
+}
+int nvmlDeviceGetUUID(void *h, char *text, unsigned n) { snprintf(text, n, "GPU-%s", gpu(h)->pci); return 0; }
+int nvmlDeviceGetName(void *h, char *text, unsigned n) { (void)h; snprintf(text, n, "Fake H100"); return 0; }
+int nvmlDeviceGetPciInfo_v3(void *h, char *info) {
+    memset(info, 0, 68);
+    snprintf(info + 36, 32, "%s", gpu(h)->pci);
+    return 0;
+}
+int nvmlDeviceGetTotalEccErrors(void *h, int type, int counter, unsigned long long *n) {
+    *n = gpu(h)->ecc;
+    return type == 1 && counter == 0 ? gpu(h)->code : 2;
+}
+int nvmlDeviceGetCurrPcieLinkWidth(void *h, unsigned *width) { *width = gpu(h)->width; return gpu(h)->code; }
+int nvmlDeviceGetCurrentClocksThrottleReasons(void *h, unsigned long long *bits) {
+    *bits = gpu(h)->throttle;
+    return gpu(h)->code;
+}
+int nvmlDeviceGetNvLinkState(void *h, unsigned link, unsigned *on) {
+    *on = link < (unsigned)gpu(h)->links;
+    return link < 4 ? gpu(h)->code : 3;
+}
+int nvmlDeviceGetFieldValues(void *h, int n, char *field) {
+    *(int *)(field + 28) = gpu(h)->code;
+    *(unsigned *)(field + 32) = n == 1 && *(unsigned *)field == 230 ? gpu(h)->recovery : 0;
+    return 0;
+}
+int nvmlEventSetCreate(void **set) { *set = (void *)1; return 0; }
+int nvmlDeviceRegisterEvents(void *h, unsigned long long kinds, void *set) { return h && set && kinds == 8 ? 0 : 2; }
+int nvmlEventSetWait_v2(void *set, char *data, unsigned ms) {
+    if (!set || ms || !xid_number || num_events) return 10;
+    num_events = 1;
+    *(void **)data = (void *)(long)(xid_gpu + 1);
+    *(unsigned long long *)(data + 8) = 8;
+    *(unsigned long long *)(data + 16) = xid_number;
+    return 0;
+}
