@@ -67,8 +67,13 @@ class AgentOptions:
     """Folder where flight records are saved; if None they stay in memory."""
     fabric_address: str = ""
     """Where ranks of other nodes reach those of this one."""
+    mounts: tuple[Path, ...] = ()
+    """Further folders whose file systems the run needs, beside ``logs`` and ``events``."""
+    sysfs: Path = Path("/sys")
     kmsg: Path = KMSG
     """The kernel's log, or a file of its lines."""
+    nvml: str = ""
+    """Library to use instead of the driver's ``libnvidia-ml.so.1``."""
 
 
 class NodeWatch:
@@ -166,7 +171,16 @@ class NodeWatch:
 
 
 def _source_options(options: AgentOptions) -> SourceOptions:
-    return SourceOptions(options.logs, options.shm_dir, options.log_pattern, options.kmsg)
+    folders = [options.logs, *([options.events] if options.events else []), *options.mounts]
+    return SourceOptions(
+        options.logs,
+        options.shm_dir,
+        options.log_pattern,
+        options.sysfs,
+        options.kmsg,
+        options.nvml,
+        tuple(folders),
+    )
 
 
 def run_agent(options: AgentOptions, config: HealthConfig) -> int:

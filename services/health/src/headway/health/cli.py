@@ -128,12 +128,22 @@ def agent(
     fabric_address: Annotated[
         str, typer.Option(metavar="ADDRESS", help="Where other nodes reach the ranks of this one.")
     ] = "",
+    mount: Annotated[
+        list[Path] | None,
+        _unread(help="Folder on a file system that the run needs, besides its logs; repeatable."),
+    ] = None,
+    sysfs_root: Annotated[
+        Path, _unread(help="Instead of /sys, for counters of NICs and interfaces.")
+    ] = Path("/sys"),
     kmsg: Annotated[
         Path,
         typer.Option(
             parser=Path, metavar="FILE", help="Instead of /dev/kmsg: a file of kernel lines."
         ),
     ] = Path("/dev/kmsg"),
+    nvml: Annotated[
+        str, typer.Option(metavar="LIBRARY", help="Instead of libnvidia-ml.so.1.")
+    ] = "",
     rules: Rules = None,
     overrides: Set = None,
 ) -> None:
@@ -156,7 +166,10 @@ def agent(
         rank_metrics,
         events,
         fabric_address,
+        tuple(mount or ()),
+        sysfs_root,
         kmsg,
+        nvml,
     )
     config = load(HealthConfig, overrides=overrides or ())
     raise typer.Exit(run_agent(options, config.with_rules(rules or ())))

@@ -145,6 +145,10 @@ class Bench:
             str(NODE),
             "--executor",
             f"ipc://{self.root}/executor.sock",
+            "--kmsg",
+            self.root / "kmsg",
+            "--sysfs-root",
+            self.root / "sys",
             *more,
             program=program,
         )

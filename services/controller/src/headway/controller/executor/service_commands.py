@@ -140,7 +140,9 @@ class NodeServices:
             keys=self._cluster / "keys",
             **self._fabric(),
         )
-        return [*agent, *_settings(HealthConfig(), self._config.health)]
+        needed = (self._run.checkpoints, self._config.data.path)
+        mounts = [word for path in needed for word in ("--mount", str(path))]
+        return [*agent, *mounts, *_settings(HealthConfig(), self._config.health)]
 
     def _fabric(self) -> dict[str, object]:
         """The option for the address of the ranks; on loopback no cable can be cut."""

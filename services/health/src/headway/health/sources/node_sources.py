@@ -4,16 +4,29 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
+import msgspec
 from headway.common.wire.messages.health import Finding, FindingSource, Machine
+from headway.common.wire.side_thread import SideThread
 from headway.health.config import HealthConfig
 from headway.health.rulebook import RuleBook
-from headway.health.sources import kernel_log
+from headway.health.sources import kernel_log, mounts
 from headway.health.sources.changes import changed
+from headway.health.sources.clock import ClockSource
+from headway.health.sources.gpu_probe import GpuProbe
+from headway.health.sources.gpus import GpuSource, has_gpus
+from headway.health.sources.host_limits import HostLimits
+from headway.health.sources.identity import read_machine
+from headway.health.sources.net_devices import NetSource
+from headway.health.sources.nics import NicSource
+from headway.health.sources.nvml import LIBRARY
 from headway.health.sources.source_thread import Source, SourceThread
 from headway.health.sources.train_log import CURSOR_FILE, LogTail
+
+IDENTITY_S = 60.0
+"""Interval of reading what the machine consists of."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,7 +37,12 @@ class SourceOptions:
     shm_dir: Path
     """The positions in the logs are kept there."""
     log_pattern: str = "*.log"
+    sysfs: Path = field(default=Path("/sys"))
     kmsg: Path = kernel_log.KMSG
+    nvml: str = ""
+    """Library to use instead of the driver's."""
+    mounts: tuple[Path, ...] = ()
+    """Folders whose file systems the run needs."""
 
 
 class LogSource:
@@ -46,9 +64,25 @@ class NodeSources:
 
     def __init__(self, options: SourceOptions, config: HealthConfig, rules: RuleBook) -> None:
         self._options, self._config, self._rules = options, config, rules
+        self._kernel: kernel_log.KmsgSource | kernel_log.KernelFile | None = None
+        self._gpus: GpuSource | None = None
+        self._machine: Machine | None = None
+        sysfs = options.sysfs
         logs = self._start("log", "logs", self._make_logs, config.beat_interval_s / 2)
-        kernel = self._start("kernel", "kernel", self._make_kernel, config.beat_interval_s)
-        self._threads = deque([logs, kernel])
+        self._threads = deque(
+            [
+                logs,
+                self._start("kernel", "kernel", self._make_kernel, config.beat_interval_s),
+                self._start("nic", "nics", lambda: NicSource(sysfs, config)),
+                self._start("net", "net", lambda: NetSource(sysfs, config)),
+                self._start("host", "limits", lambda: HostLimits(sysfs, config)),
+                self._start("clock", "clock", lambda: ClockSource(config)),
+                *[self._start_mount(path) for path in sorted(set(options.mounts))],
+            ]
+        )
+        if options.nvml or has_gpus(sysfs):
+            self._threads.append(self._start_gpus(options.nvml or LIBRARY))
+        self._identity = SideThread("identity", self._identify)
         logs.await_first()
 
     def take(self, most: int) -> list[Finding]:
@@ -57,16 +91,21 @@ class NodeSources:
         for thread in self._threads:
             found += thread.take(most - len(found))
         self._threads.rotate(-1)
-        return found
+        return [self._with_uuid(one) for one in found]
 
     def machine(self) -> Machine | None:
         """What the machine consists of, None until that is known."""
-        return None
+        if self._machine is None or self._gpus is None:
+            return self._machine
+        return msgspec.structs.replace(  # type: ignore[type-var]
+            self._machine, gpus=self._gpus.identity, driver=self._gpus.driver
+        )
 
     def close(self) -> None:
         """Stop all of them. What hangs is left to itself."""
         for thread in self._threads:
             thread.close()
+        self._identity.close()
 
     def _start(
         self,
@@ -88,6 +127,33 @@ class NodeSources:
             hung,
         )
 
+    def _start_mount(self, path: Path) -> SourceThread:
+        def hung(busy_s: float) -> Finding:
+            return mounts.finding("mount_hung", path, f"has not answered for {busy_s:.0f} s")
+
+        config = self._config
+        return SourceThread(
+            "mount",
+            lambda: mounts.MountSource(path),
+            config.source_interval_s,
+            config.source_deadline_s,
+            hung,
+        )
+
+    def _start_gpus(self, library: str) -> SourceThread:
+        limit_s = self._config.gpu_deadline_s
+
+        def make() -> GpuSource:
+            probe = GpuProbe(library, limit_s)
+            self._gpus = GpuSource(probe, self._config, wants_xids=self._lacks_kernel_log)
+            return self._gpus
+
+        # the probe has its own deadline, and reports it
+        return self._start("gpu", "gpus", make, deadline_s=2 * limit_s)
+
+    def _lacks_kernel_log(self) -> bool:
+        return self._kernel is None or not self._kernel.is_open
+
     def _make_logs(self) -> Source:
         options = self._options
         cursors = options.shm_dir / CURSOR_FILE
@@ -96,4 +162,15 @@ class NodeSources:
 
     def _make_kernel(self) -> Source:
         cursors = self._options.shm_dir / kernel_log.CURSOR_FILE
-        return kernel_log.open_kernel_log(self._options.kmsg, self._rules, cursors)
+        self._kernel = kernel_log.open_kernel_log(self._options.kmsg, self._rules, cursors)
+        return self._kernel
+
+    def _identify(self) -> float:
+        self._machine = read_machine(self._options.sysfs)
+        return IDENTITY_S
+
+    def _with_uuid(self, found: Finding) -> Finding:
+        if found.subject != "gpu" or found.uuid or self._gpus is None:
+            return found
+        uuid = next((one.uuid for one in self._gpus.identity if one.pci == found.name), "")
+        return msgspec.structs.replace(found, uuid=uuid)  # type: ignore[type-var]
