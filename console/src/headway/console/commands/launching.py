@@ -115,10 +115,15 @@ def _show(config: RunConfig, as_json: bool) -> None:
     """Print what a run would have; text can be used as a configuration."""
     from headway.common.config import to_dict, to_toml
     from headway.console.machine.memory import memory_report, memory_table
-    from headway.console.machine.preflight import check_own_block, own_corpus_folder
+    from headway.console.machine.preflight import (
+        check_own_block,
+        check_own_rules,
+        own_corpus_folder,
+    )
 
     config = own_corpus_folder(config)
     check_own_block(config)
+    check_own_rules(config)
     if as_json:
         typer.echo(to_json({**to_dict(config), "memory": memory_table(config)}))
         return

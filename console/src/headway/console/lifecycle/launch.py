@@ -83,6 +83,7 @@ def launch(
     report(line)
     preflight.check_sinks(config.launch.sinks)
     preflight.check_own_block(config)
+    preflight.check_own_rules(config)
     preflight.check_machine(config, runs_dir, is_alone=machines is None)
     for line in memory_warnings(config):
         report(line)

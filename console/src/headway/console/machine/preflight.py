@@ -18,6 +18,7 @@ from headway.common.wire.addresses import Network
 from headway.console.machine.corpus_folder import asked_vocab, is_derived, tokenizer_sha256
 from headway.console.machine.corpus_folder import own_corpus_folder as own_corpus_folder
 from headway.dataloader.config import DataConfig
+from headway.health.client import check_rules
 from headway.trainer.config import MetricsPorts, RunConfig
 from headway.trainer.config.memory import model_shape
 
@@ -47,6 +48,11 @@ def check_own_block(config: RunConfig) -> None:
             f"model.block={block!r}: there is no package {package!r}",
             remedy="start the run in its folder, or put that on PYTHONPATH",
         )
+
+
+def check_own_rules(config: RunConfig) -> None:
+    """Raises ConfigError when a file of ``health.rules`` or a rule in it is not valid."""
+    check_rules(config.health.rules)
 
 
 def check_machine(config: RunConfig, runs_dir: Path, *, is_alone: bool = True) -> None:
