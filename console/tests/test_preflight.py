@@ -12,14 +12,16 @@ from typing import Any
 
 import pytest
 from headway.common.config import from_dict, load
-from headway.common.errors import InputError
+from headway.common.errors import ConfigError, InputError
 from headway.common.node.run_dir import NodePaths
 from headway.console.machine import preflight
 from headway.console.machine.preflight import own_corpus_folder
 from headway.console.testing import SMALL
+from headway.controller.executor.service_commands import NodeServices
 from headway.dataloader.cli import main
 from headway.dataloader.config import DataConfig
 from headway.dataloader.prepare import prepare
+from headway.health.config import HealthConfig
 from headway.trainer.config import RunConfig
 from headway.trainer.worker import rank as rank_module
 from headway.trainer.worker.rank import NodeResources
@@ -205,3 +207,28 @@ def test_a_corpus_of_another_tokenizer_is_refused(tmp_path: Path) -> None:
         check(dataclasses.replace(second, tokenizer=str(other)))
     with pytest.raises(InputError, match="cannot be read: No such file"):
         check(dataclasses.replace(second, tokenizer=str(tmp_path / "none.json")))
+
+
+def test_rules_that_are_not_valid_are_refused_before_the_start(tmp_path: Path) -> None:
+    rules = tmp_path / "own.toml"
+    rules.write_text("[[rule]]\nname = 'tokens_lost'\nsource = 'ranks'\n")
+    config = from_dict(RunConfig, {"health": {"rules": [str(rules)]}})
+    with pytest.raises(ConfigError, match=r"own\.toml.*tokens_lost.*"):
+        preflight.check_own_rules(config)
+    preflight.check_own_rules(RunConfig())
+
+
+def test_an_agent_gets_the_runs_rules_and_its_file_systems(tmp_path: Path) -> None:
+    config = from_dict(
+        RunConfig, {"health": {"rules": ["it's.toml", "b.toml"]}, "data": {"path": "/corpus"}}
+    )
+    run = SimpleNamespace(
+        logs=tmp_path, events=tmp_path, checkpoints=Path("/ckpt"), path=tmp_path, control=tmp_path
+    )
+    paths = NodePaths("0badcafe", 0)
+    services = NodeServices(run, config, paths, tmp_path)  # type: ignore[arg-type]
+    words = list(services.spec("agent").argv)
+    mounts = [words[at + 1] for at, word in enumerate(words) if word == "--mount"]
+    assert mounts == ["/ckpt", "/corpus"]
+    settings = [words[at + 1] for at, word in enumerate(words) if word == "--set"]
+    assert load(HealthConfig, overrides=settings).rules == ("it's.toml", "b.toml")
