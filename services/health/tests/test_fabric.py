@@ -94,6 +94,19 @@ def test_both_ends_of_a_cut_are_named_once_and_no_rank_is_ended_for_it() -> None
     assert all(one.confidence <= 0.5 for one in others), "only a guess may precede it"
 
 
+def test_a_cut_that_outlasts_its_generation_is_named_again_with_the_next_one() -> None:
+    """The driver acts on no verdict of a generation that has ended."""
+    cluster = Cluster()
+    cluster.cut, cluster.reached = {1: {2}, 2: {1}}, {1: {0, 3}, 2: {0, 3}}
+    [(_, first)] = cluster.play(0.0, 30.0)
+    for node in cluster.nodes:
+        node.generation = 1  # the ranks were fenced, and join the next generation
+    (_, closed), (_, again) = cluster.play(30.0, 60.0)
+    assert (closed.id, closed.is_open) == (first.id, False)
+    assert (again.node, again.is_open) == (first.node, True)
+    assert (first.generation, again.generation) == (0, 1)
+
+
 @pytest.mark.parametrize("alone", range(4))
 def test_the_node_that_reaches_nobody_is_named_whoever_waits_for_it(alone: int) -> None:
     for waiting in sorted({0, 1, 2, 3} - {alone}):

@@ -205,3 +205,22 @@ def test_a_worker_that_takes_another_rank_frees_the_old_model_without_a_collecti
         wait_until(lambda: not any(reference() for reference in seen), what="the model is gone")
     finally:
         gc.enable()
+
+
+def test_the_ring_shows_the_generation_that_a_rank_joins_while_it_does(
+    rank: Rank, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Groups that cannot be built are a fault of the generation that begins, not of the last."""
+    seen: list[Any] = []
+
+    def build(*_: object, **__: object) -> None:
+        reader = FlightReader(rank._context.paths.segment("flight", 0))
+        last = reader.last()
+        assert last is not None
+        seen.append((reader.header.generation, int(last["kind"]), int(last["end_ns"])))
+        raise Aborted
+
+    monkeypatch.setattr(rank_module, "build", build)
+    with pytest.raises(Aborted):
+        rank._join(7, Channels(), lambda _: pytest.fail("nobody is looked up"))
+    assert seen == [(7, Kind.JOIN, 0)]

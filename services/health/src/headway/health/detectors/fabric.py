@@ -46,6 +46,7 @@ class Fabric:
     def __init__(self, episodes: Episodes, config: HealthConfig, own_node: int) -> None:
         """``own_node`` is the monitor's and the driver's: named only if no other one can be."""
         self._episodes, self._config, self._own_node = episodes, config, own_node
+        self._generation = -1
         self._first: dict[Pair, tuple[int, float]] = {}
         """Repetitions when a pair was first seen, and when."""
         self._last_s: dict[frozenset[int], float] = {}
@@ -60,8 +61,9 @@ class Fabric:
         Args:
             beats: of the nodes whose beats arrive and that carry ranks of ``generation``.
         """
+        verdicts = self._begin(generation)
         confirmed = self._follow(beats, clock_s)
-        verdicts = self._close(confirmed)
+        verdicts += self._close(confirmed)
         if confirmed:
             node = self._suspect(confirmed, beats, clock_s)
             kind: VerdictKind = KIND if all(node in pair for pair in confirmed) else SPLIT
@@ -74,6 +76,20 @@ class Fabric:
                 generation=generation,
             )
         return verdicts
+
+    def _begin(self, generation: int) -> list[Verdict]:
+        """Forget the cuts of an older generation, for the driver acts on none of them.
+
+        One that is still there is found again while the ranks join, and named with the generation
+        that it keeps from joining.
+        """
+        known, self._generation = self._generation, generation
+        if known in (-1, generation):
+            return []
+        self._first = {}
+        why = fact("kernel", "over", "another generation has begun")
+        keys = [key for key in self._episodes.open_keys() if key[0] == KIND]
+        return [verdict for key in keys for verdict in self._episodes.close(key, why)]
 
     def _follow(self, beats: Mapping[int, AgentBeat], clock_s: float) -> set[Pair]:
         nodes = _nodes_by_address(beats)

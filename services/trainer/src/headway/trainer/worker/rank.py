@@ -141,28 +141,10 @@ class Rank:
         """
         channels = Channels(self.waiting)
         generation, context = assign.generation, self._context
-        network = self.config.launch.network
         try:
             context.fence.enter(generation, channels)
             self._read_doubted(assign.restore)
-            groups = build(
-                generation,
-                self.config.parallel.grid,
-                self.rank,
-                host=network.fabric_address,
-                ports=network.ports,
-                announce=lambda endpoint: context.announce(generation, endpoint),
-                lookup=lambda: lookup(generation),
-                channels=channels,
-                timeout_s=self.config.recovery.group_timeout_s,
-                first_timeout_s=self.config.recovery.first_step_timeout_s,
-                join_timeout_s=(
-                    self.config.limits.join_timeout_s if self._device.type == "cuda" else None
-                ),
-                device=self._device,
-                joins_ends=self.config.model.architecture.tied,
-                table=self._flight.table,
-            )
+            groups = self._join(generation, channels, lookup)
             if self._position is not None:
                 self._position.works = groups.works
             self._restore_twice(assign, groups)
@@ -188,6 +170,35 @@ class Rank:
         finally:
             self._session.leave()
             channels.close()
+
+    def _join(
+        self, generation: int, channels: Channels, lookup: Callable[[int], StoreEndpoint]
+    ) -> Groups:
+        """Meet the other ranks; the flight ring shows in which generation, and for how long.
+
+        The monitor must not take what it sees meanwhile for a fault of the generation before.
+        """
+        context, network = self._context, self.config.launch.network
+        self._flight.set_generation(generation)
+        with self._flight.record(Kind.JOIN):
+            return build(
+                generation,
+                self.config.parallel.grid,
+                self.rank,
+                host=network.fabric_address,
+                ports=network.ports,
+                announce=lambda endpoint: context.announce(generation, endpoint),
+                lookup=lambda: lookup(generation),
+                channels=channels,
+                timeout_s=self.config.recovery.group_timeout_s,
+                first_timeout_s=self.config.recovery.first_step_timeout_s,
+                join_timeout_s=(
+                    self.config.limits.join_timeout_s if self._device.type == "cuda" else None
+                ),
+                device=self._device,
+                joins_ends=self.config.model.architecture.tied,
+                table=self._flight.table,
+            )
 
     def _after_step(self, view: WorkerStatus) -> None:
         if view.status != "running":  # the first step of the generation
