@@ -133,16 +133,28 @@ def agent(
         _unread(help="Folder on a file system that the run needs, besides its logs; repeatable."),
     ] = None,
     sysfs_root: Annotated[
-        Path, _unread(help="Instead of /sys, for counters of NICs and interfaces.")
+        Path,
+        typer.Option(
+            parser=Path,
+            metavar="DIR",
+            envvar="HEADWAY_SYSFS_ROOT",
+            help="Instead of /sys, for counters of NICs and interfaces.",
+        ),
     ] = Path("/sys"),
     kmsg: Annotated[
         Path,
         typer.Option(
-            parser=Path, metavar="FILE", help="Instead of /dev/kmsg: a file of kernel lines."
+            parser=Path,
+            metavar="FILE",
+            envvar="HEADWAY_KMSG",
+            help="Instead of /dev/kmsg: a file of kernel lines.",
         ),
     ] = Path("/dev/kmsg"),
     nvml: Annotated[
-        str, typer.Option(metavar="LIBRARY", help="Instead of libnvidia-ml.so.1.")
+        str,
+        typer.Option(
+            metavar="LIBRARY", envvar="HEADWAY_NVML", help="Instead of libnvidia-ml.so.1."
+        ),
     ] = "",
     rules: Rules = None,
     overrides: Set = None,

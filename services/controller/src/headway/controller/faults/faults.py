@@ -24,6 +24,7 @@ from headway.common.node.run_dir import ENV_NODE, ENV_RUN_ID, RunDir
 from headway.common.wire.messages.executor import Inject
 from headway.controller.faults import cgroups
 from headway.controller.faults import fault_effects as effects
+from headway.controller.faults.evidence import EVIDENCE, write_evidence
 from headway.controller.faults.inside import INSIDE, arm_inside
 
 ENV_FAULT = "HEADWAY_FAULT"
@@ -75,11 +76,19 @@ FAULTS: dict[str, Fault] = {
     "flip": Fault("one bit of one gradient of one step is flipped", _WORKER),
     "mismatch": Fault("it enters one collective with another size", _WORKER),
     "skip": Fault("it leaves one collective out", _WORKER),
+    "kernel": Fault("a line of a lost GPU in the kernel log that the agent reads", _NODE),
+    "counter": Fault("a port that was down once, in the counters that the agent reads", _NODE),
+    "gpu": Fault("an Xid of the GPUs that the agent reads", _NODE),
 }
 
 _SIGNALS = {"kill": signal.SIGKILL, "stop": signal.SIGSTOP}
 _SPEAKERS = ("init", "executor", "agent", "driver", "monitor")
-_SPAWNERS = ("executor", "zygote")
+_OF_NODE = {
+    "spawn_failure": ("executor", "zygote"),
+    "silent_node": _SPEAKERS,
+    **dict.fromkeys(EVIDENCE, ("agent",)),
+}
+"""Which services of a node a fault is about, where that is not all of them."""
 
 
 @dataclass(frozen=True)
@@ -145,7 +154,7 @@ def chosen(fault: str, target: str, rank: int, parts: Parts) -> list[ProcessId]:
     elif target == "run":
         found = [parts.services["executor"]]
     elif target == "node":
-        names = {"spawn_failure": _SPAWNERS, "silent_node": _SPEAKERS}.get(fault)
+        names = _OF_NODE.get(fault)
         found = [p for name, p in parts.services.items() if names is None or name in names]
         if names is None:
             found += [*parts.workers.values(), *parts.standbys]
@@ -202,6 +211,10 @@ def inject(
         return effects.damage_header(arena)
     if fault == "flipped_snapshot_bit":
         return effects.flip_bits(arena)
+    if fault in EVIDENCE:
+        if not living:
+            raise InputError("the node's agent does not run", remedy="see `headway status`")
+        return write_evidence(fault, living[0])
     if fault in INSIDE:
         failpoints = places.shm_dir.parent / "failpoints.bin"
         return arm_inside(fault, failpoints, rank, duration_s or FAULTS[fault].default_s)
