@@ -8,25 +8,29 @@ from __future__ import annotations
 
 import contextlib
 import importlib
-import json
 import os
 import signal
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
+import msgspec
 from headway.common.errors import InputError
 from headway.health.checks.base import CheckSettings, Finding
 from headway.health.config import HealthConfig
 
+QUICK = (
+    "versions", "shm", "mounts", "clock", "disk", "memory", "gemm", "copy", "bandwidth",
+)  # fmt: skip
 SUITES: dict[str, tuple[str, ...]] = {
-    "quick": ("versions", "shm", "clock", "disk", "memory", "gemm", "bandwidth"),
+    "quick": QUICK,
+    "full": (*QUICK, "gpu_memory", "nic_loopback", "nic_pairs", "all_to_all"),
 }
-"""Suite -> checks in order, cheap ones first."""
+"""Suite -> checks in order, cheap ones first. The quick one takes seconds, for a prolog; the full
+one below three minutes, for a machine under suspicion or back from repair."""
 
 
 @dataclass(frozen=True)
@@ -34,11 +38,16 @@ class CheckResult:
     """The result of one check."""
 
     name: str
-    ok: bool
+    ok: bool | None
+    """None: it was not run, and ``message`` says why. Neither healthy nor failed."""
     message: str
     remedy: str
     duration_s: float
     values: dict[str, float | str] = field(default_factory=dict)
+
+    @property
+    def failed(self) -> bool:
+        return self.ok is False
 
 
 def run_suite(
@@ -70,7 +79,7 @@ def run_check(name: str, settings: CheckSettings, deadline_s: float) -> CheckRes
     )
     try:
         output, errors = child.communicate(
-            json.dumps(asdict(settings), default=str).encode(), timeout=deadline_s
+            msgspec.json.encode(settings, enc_hook=os.fspath), timeout=deadline_s
         )
     except subprocess.TimeoutExpired:
         message = f"not done within {deadline_s:g} s and ended"
@@ -83,9 +92,11 @@ def run_check(name: str, settings: CheckSettings, deadline_s: float) -> CheckRes
 
 
 def _finding_of(code: int, output: bytes, errors: bytes) -> Finding:
+    if code != 0:
+        return _crashed(code, errors)
     try:
-        return Finding(**json.loads(output)) if code == 0 else _crashed(code, errors)
-    except (ValueError, TypeError):
+        return msgspec.json.decode(output, type=Finding)
+    except msgspec.MsgspecError:
         return Finding(False, "ended without a finding", "run it alone to see its output")
 
 
@@ -105,17 +116,15 @@ def _end(child: subprocess.Popen[bytes]) -> None:
         child.communicate(timeout=2.0)
 
 
-def _settings_from(row: dict[str, Any]) -> CheckSettings:
-    return replace(CheckSettings(), **{**row, "disk": Path(row["disk"]), "shm": Path(row["shm"])})
-
-
 def main(name: str) -> int:
     """The process of one check."""
-    settings = _settings_from(json.load(sys.stdin))
+    settings = msgspec.json.decode(
+        sys.stdin.buffer.read(), type=CheckSettings, dec_hook=lambda _, value: Path(value)
+    )
     check: Callable[[CheckSettings], Finding] = importlib.import_module(
         f"headway.health.checks.{name}"
     ).check
-    print(json.dumps(asdict(check(settings))))
+    print(msgspec.json.encode(check(settings)).decode())
     return 0
 
 
