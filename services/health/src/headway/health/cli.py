@@ -58,12 +58,18 @@ MetricsPort = Annotated[
 
 @page(
     app,
-    examples=("{command}", "{command} --json", "{command} --disk /scratch --min-shm-mib 2048"),
-    json="list: name, ok, message, remedy, duration_s, values",
+    examples=(
+        "{command}",
+        "{command} --suite full --json",
+        "{command} --disk /scratch --mount /shared --min-shm-mib 2048",
+        "{command} --baseline fleet.json --save-baseline",
+    ),
+    json="one object: schema, suite, is_healthy, machine, results (name, ok, message, remedy, "
+    "duration_s, values; ok is null if it was not run), judgements",
 )
 def check(
     suite: Annotated[
-        str, typer.Option(metavar="SUITE", help="The checks to run; quick is the only suite.")
+        str, typer.Option(metavar="SUITE", help="quick: seconds. full: minutes, all checks.")
     ] = "quick",
     as_json: AsJson = False,
     disk: Annotated[
@@ -75,28 +81,48 @@ def check(
     deadline_s: Annotated[
         float | None, typer.Option(metavar="SECONDS", help="Time limit of one check.")
     ] = None,
+    mount: Annotated[
+        list[Path] | None, _unread(help="Folder that must answer and be writable; repeatable.")
+    ] = None,
+    baseline: Annotated[
+        list[Path] | None,
+        typer.Option(metavar="FILE", help="Values of the fleet to judge by; repeatable."),
+    ] = None,
+    save_baseline: Annotated[
+        bool,
+        typer.Option("--save-baseline", help="Add this machine, if healthy, to the first FILE."),
+    ] = False,
 ) -> None:
-    """Check this machine: CPU, memory, disk, clock, versions.
+    """Check this machine: CPU, GPUs, memory, disk, network, clock, versions.
 
-    Exit code 0: healthy. 1: a check failed. 2: wrong usage. A Slurm prolog can call it.
+    Exit code 0: healthy. 1: a check failed. 2: wrong usage. A check that does not apply to the
+    machine is shown as not run, and counts as neither. A Slurm prolog can call it.
     """
     from dataclasses import replace
 
+    from headway.health.baseline import merged, read_baseline, save_values
     from headway.health.checks.base import MIB, CheckSettings
+    from headway.health.machine import this_machine
+    from headway.health.report import Judge, summary
     from headway.health.runner import run_suite
 
-    settings = CheckSettings()
+    if save_baseline and not baseline:
+        raise InputError("--save-baseline without a file", remedy="add --baseline FILE")
+    settings = CheckSettings(mounts=tuple(mount or ()))
     if disk is not None:
         settings = replace(settings, disk=disk)
     if min_shm_mib is not None:
         settings = replace(settings, min_shm_free_bytes=min_shm_mib * MIB)
-    results = []
-    for result in run_suite(suite, settings, deadline_s):
-        results.append(result)
+    machine = this_machine()
+    judge = Judge(machine, merged(map(read_baseline, baseline or ())))
+    for result in judge.each(run_suite(suite, settings, deadline_s)):
         if not as_json:  # each as soon as it is done, since one check may take its whole deadline
             typer.echo(_line(result))
-    emit(results, as_json, [])
-    raise typer.Exit(0 if all(result.ok for result in results) else 1)
+    report = judge.report(suite)
+    emit(report, as_json, [summary(report)])
+    if save_baseline and baseline and report.is_healthy:
+        save_values(baseline[0], machine, report.values)
+    raise typer.Exit(0 if report.is_healthy else 1)
 
 
 @page(app, heading=DAEMONS)
@@ -248,6 +274,6 @@ def _grid(text: str) -> Grid | None:
 
 
 def _line(result: CheckResult) -> str:
-    mark = "ok    " if result.ok else "FAILED"
+    mark = {True: "ok", False: "FAILED", None: "not run"}[result.ok]
     remedy = f"; {result.remedy}" if result.remedy else ""
-    return f"{mark} {result.name:<10} {result.duration_s:5.1f} s  {result.message}{remedy}"
+    return f"{mark:<7} {result.name:<12} {result.duration_s:5.1f} s  {result.message}{remedy}"
