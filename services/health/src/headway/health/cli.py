@@ -13,6 +13,7 @@ from headway.common.cli import AsJson, group
 from headway.common.errors import InputError
 from headway.common.help_pages import DAEMONS, page
 from headway.common.output import emit
+from headway.health.pairwise.cli import add_commands
 
 if TYPE_CHECKING:
     from headway.common.plan.grid import Grid
@@ -24,7 +25,7 @@ def _unread(**options: Any) -> Any:
     return typer.Option(parser=Path, metavar="DIR", **options)
 
 
-app = group("Check this machine, and watch the nodes of a run.", name="health")
+app = group("Check machines, and watch the nodes of a run.", name="health")
 
 RunId = Annotated[
     str, typer.Option(metavar="ID", help="Id of the run; heartbeats of other runs are dropped.")
@@ -123,6 +124,9 @@ def check(
     if save_baseline and baseline and report.is_healthy:
         save_values(baseline[0], machine, report.values)
     raise typer.Exit(0 if report.is_healthy else 1)
+
+
+add_commands(app)
 
 
 @page(app, heading=DAEMONS)

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 ROLES = (
     "agent|any client|any service|ckpt_store|console|console or executor|console or driver|"
-    "dataloader|driver|executor|gateway|node|monitor|worker"
+    "coordinator|dataloader|driver|executor|gateway|node|monitor|peer|worker"
 )
 TRANSPORTS = "ipc|tcp|ipc or tcp|ipc, then tcp|tcp, then ipc"
 """``ipc`` inside a node, CURVE ``tcp`` between nodes."""

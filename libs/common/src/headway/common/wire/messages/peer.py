@@ -1,0 +1,74 @@
+"""What a peer of the pairwise check receives, and what it has measured."""
+
+from __future__ import annotations
+
+from headway.common.wire.about import reply, request
+from headway.common.wire.message import Message
+
+
+class MeasureCpu(Message, tag="peer.measure_cpu/1"):
+    """Asks a peer to repeat a fixed piece of arithmetic and to check its result."""
+
+    about = request("coordinator -> peer over tcp: one per node, two for a suspect")
+
+    burst_s: float
+    """How long one measurement takes."""
+    num_bursts: int
+    """The middle one counts."""
+
+
+class CpuMeasured(Message, tag="peer.cpu_measured/1"):
+    """How fast a peer computes, and whether the result was right."""
+
+    about = reply("peer -> coordinator over tcp: one per `MeasureCpu`")
+
+    products_per_s: float
+    """Runs of the fixed piece of arithmetic per second."""
+    is_exact: bool
+    """Every result was right to the bit."""
+
+
+class OpenLink(Message, tag="peer.open_link/1"):
+    """Asks a peer to wait for another one, which will measure the link between them."""
+
+    about = request("coordinator -> peer over tcp: one per pair, to its first node")
+
+    burst_s: float
+    num_bursts: int
+
+
+class LinkOpened(Message, tag="peer.link_opened/1"):
+    """Where the other peer must connect to, and what it must show there."""
+
+    about = reply("peer -> coordinator over tcp: one per `OpenLink`")
+
+    address: str
+    port: int
+    token: bytes
+    """Valid once, for this link."""
+
+
+class MeasureLink(Message, tag="peer.measure_link/1"):
+    """Asks a peer to measure its link to another one that waits for it."""
+
+    about = request("coordinator -> peer over tcp: one per pair, to its second node")
+
+    address: str
+    port: int
+    token: bytes
+    burst_s: float
+    num_bursts: int
+
+
+class LinkMeasured(Message, tag="peer.link_measured/1"):
+    """What the link between two peers carries, as the second one has measured it."""
+
+    about = reply("peer -> coordinator over tcp: one per `MeasureLink`")
+
+    sent_bytes_per_s: float
+    """From the second peer to the first, the middle one of all bursts."""
+    received_bytes_per_s: float
+    latency_s: float
+    """Of a small message there and back, the middle one."""
+    num_damaged: int
+    """Blocks that arrived changed, in both directions."""

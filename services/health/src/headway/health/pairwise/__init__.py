@@ -1,0 +1,1 @@
+"""Measures nodes in pairs, twice, to find the bad one among them."""
