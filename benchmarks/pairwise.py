@@ -4,8 +4,8 @@
 
 Simulated: ``--simulated`` fleets per case, in which each burst has 10 % noise. Emulated, as root:
 eight nodes in namespaces with real peers, cables and CPU quotas; each node's own cable and quota
-differ by 10 %, and one node has half of its cable (``link``), of its quota (``cpu``), or nothing is
-wrong (``healthy``). A trial is right if exactly the bad node is named, within two rounds.
+differ by 10 %, and one node has half of the usual cable (``link``) or quota (``cpu``), or none has
+(``healthy``). A trial is right if exactly the bad node is named, within two rounds.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ NOISE = 0.1
 CABLE_MBIT = 100.0
 QUOTA = 0.15
 """Of one core: below what a busy machine leaves to a process."""
-PARALLEL = 2
+PARALLEL = 4
 CPU_GROUPS = Path("/sys/fs/cgroup/cpu")
 PERIOD_US = 100_000
 READY_S = 60.0
@@ -98,11 +98,11 @@ class Emulated:
         assert is_up, [_text(log) for log in logs]
 
     def set_speeds(self, case: Case, bad: int, chance: random.Random) -> None:
-        """Give each node a cable and a quota of its own, the bad one half of its own."""
+        """Give each node a cable and a quota of its own, the bad one half of the usual."""
         for number, group in enumerate(self._groups):
             cable, quota = (max(0.7, chance.gauss(1.0, NOISE)) for _ in range(2))
-            cable *= 0.5 if (case, number) == ("link", bad) else 1.0
-            quota *= 0.5 if (case, number) == ("cpu", bad) else 1.0
+            cable = 0.5 if (case, number) == ("link", bad) else cable
+            quota = 0.5 if (case, number) == ("cpu", bad) else quota
             self._bed.limit(number, CABLE_MBIT * cable)
             (group / "cpu.cfs_quota_us").write_text(str(int(PERIOD_US * QUOTA * quota)))
 
@@ -171,6 +171,11 @@ def trial(place: Emulated, case: Case, chance: random.Random) -> dict[str, Any]:
         "is_right": named == expected and len(report["links"]) <= 2,
         "seconds": round(time.monotonic() - began_s, 1),
         "reasons": report["bad"],
+        "link_mib_per_s": [
+            round(min(one["sent_bytes_per_s"], one["received_bytes_per_s"]) / 2**20, 2)
+            for links in report["links"]
+            for one in links
+        ],
         "products_per_s": [round(cpu["products_per_s"], 2) for cpu in report["cpus"][0].values()],
     }
 
