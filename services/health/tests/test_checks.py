@@ -248,13 +248,17 @@ def test_the_readmes_prolog_drains_a_bad_node_and_lets_a_good_one_work(tmp_path:
     (tools / "python").write_text(f'#!/bin/sh\nexec {sys.executable} "$@"\n')
     for tool in tools.iterdir():
         tool.chmod(0o755)
-    path = f"{tools}:/usr/bin:/bin"
     for shm_mib, code in (("1", 0), ("100000000", 1)):
         env = child_environment(
-            {"PATH": path, "SLURMD_NODENAME": "node7", "HEALTH_MIN_SHM_MIB": shm_mib}
+            {
+                "PATH": "",
+                "HEADWAY_BIN": str(tools),
+                "SLURMD_NODENAME": "node7",
+                "HEALTH_MIN_SHM_MIB": shm_mib,
+            }
         )
         done = subprocess.run(
-            ["bash", str(prolog)], env=env, capture_output=True, text=True, timeout=110
+            ["/bin/bash", str(prolog)], env=env, capture_output=True, text=True, timeout=110
         )
         assert (done.returncode, drained.exists()) == (code, code == 1), done.stdout + done.stderr
     assert "NodeName=node7" in drained.read_text() and "shm" in drained.read_text()
