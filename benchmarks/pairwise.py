@@ -2,10 +2,13 @@
 
 ``python -m benchmarks.pairwise``.
 
-Simulated: ``--simulated`` fleets per case, in which each burst has 10 % noise. Emulated, as root:
-eight nodes in namespaces with real peers, cables and CPU quotas; each node's own cable and quota
-differ by 10 %, and one node has half of the usual cable (``link``) or quota (``cpu``), or none has
-(``healthy``). A trial is right if exactly the bad node is named, within two rounds.
+Simulated: ``--simulated`` fleets per case, in which each burst has 10 % noise, or the nodes' own
+links and CPUs differ by 10 % (``differing``) and the bad node has half of its own.
+
+Emulated, as root: eight nodes in namespaces with real peers, cables and CPU quotas. Each node's own
+cable and quota differ by 10 %, and one node has half of the usual cable (``link``) or quota
+(``cpu``), or none has (``healthy``). A trial is right if exactly the bad node is named, within two
+rounds.
 """
 
 from __future__ import annotations
@@ -50,28 +53,45 @@ READY_S = 60.0
 
 
 # ---- simulated ----------------------------------------------------------------------------------
-def simulate(case: Case, chance: random.Random, nodes: int = NODES) -> bool:
+def simulate(case: Case, chance: random.Random, *, differing: bool) -> bool:
     """Whether the plan names exactly the bad node of a fleet that is only numbers."""
     config = PairwiseConfig()
-    names = [str(number) for number in range(nodes)]
+    names = [str(number) for number in range(NODES)]
     bad = {chance.choice(names)} if case != "healthy" else set()
+    of_nodes, of_bursts = (NOISE, 0.0) if differing else (0.0, NOISE)
+    links, cpus = ({node: chance.gauss(1.0, of_nodes) for node in names} for _ in range(2))
+    for node in bad:
+        (links if case == "link" else cpus)[node] *= 0.5
 
-    def burst(is_slow: bool) -> float:
-        noisy = [chance.gauss(1.0, NOISE) for _ in range(config.num_bursts)]
-        return (0.5 if is_slow else 1.0) * statistics.median(noisy)
+    def measured(full: float) -> float:
+        return full * statistics.median(
+            chance.gauss(1.0, of_bursts) for _ in range(config.num_bursts)
+        )
 
     def link(pair: tuple[str, str]) -> float:
-        return min(burst(case == "link" and bool(bad & set(pair))) for _ in range(2))
+        return min(measured(min(links[node] for node in pair)) for _ in range(2))
 
     limits = config.thresholds
-    values = {node: burst(case == "cpu" and node in bad) for node in names}
-    again = {node: burst(case == "cpu" and node in bad) for node in slow_nodes(values, limits)}
+    values = {node: measured(cpus[node]) for node in names}
+    again = {node: measured(cpus[node]) for node in slow_nodes(values, limits)}
     planned = first_round(names)
     first = {pair: link(pair) for pair in planned.pairs}
     suspects = second_round(planned, first, limits)
     second = {pair: link(pair) for pair in suspects.pairs}
     named = {*still_slow(again, values, limits), *conclude(first, second, suspects, limits).bad}
     return named == bad
+
+
+def simulated_shares(count: int, seed: int) -> dict[str, float]:
+    """Case -> share of the simulated fleets in which the plan is right."""
+    return {
+        f"{case}, differing" if differing else case: statistics.mean(
+            simulate(case, random.Random(f"{seed} {case} {n}"), differing=differing)
+            for n in range(count)
+        )
+        for case in CASES
+        for differing in (False, True)
+    }
 
 
 # ---- emulated -----------------------------------------------------------------------------------
@@ -200,12 +220,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     options.add_argument("--times", type=int, default=20, help="emulated fleets per case")
     options.add_argument("--seed", type=int, default=1)
     given = options.parse_args(argv)
-    simulated = {
-        case: sum(simulate(case, random.Random(f"{given.seed} {case} {n}")) for n in range(count))
-        / max(count, 1)
-        for case in CASES
-        for count in [given.simulated]
-    }
+    simulated = simulated_shares(given.simulated, given.seed)
     shares = ", ".join(f"{case} {share:.2%} right" for case, share in simulated.items())
     print(f"simulated: {shares}", flush=True)
     rows: list[dict[str, Any]] = []
