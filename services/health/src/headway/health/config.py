@@ -100,7 +100,7 @@ class HealthConfig:
     """Files with rules of your own for log lines, tried before those that come with Headway; paths
     as seen from where the run is started, on each node. See services/health/README.md."""
 
-    source_interval_s: float = 2.0
+    source_interval_s: float = 1.0
     """Interval of reading the machine's counters and states: a 100 Gb/s port has about 25 files,
     of which each takes some 20 us, and an adapter's firmware answers a few hundred times a
     second."""

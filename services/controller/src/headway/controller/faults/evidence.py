@@ -11,12 +11,13 @@ from collections.abc import Callable
 from pathlib import Path
 
 from headway.common.errors import InputError
+from headway.common.node.files import replace_file
 from headway.common.node.process import ProcessId
 
 KERNEL_LINE = (
     "NVRM: Xid (PCI:0000:3b:00): 79, pid=1, name=headway-inject, GPU has fallen off the bus."
 )
-GPU_EVENT = "xid 0 48"
+_ECC_WORD = 4
 _COUNTER = "class/infiniband/*/ports/*/counters/link_downed"
 
 
@@ -47,10 +48,13 @@ def _counter(agent: ProcessId) -> str:
 
 
 def _gpu(agent: ProcessId) -> str:
+    """One more memory error of the first GPU; see services/health/tests/nvml_fake.c."""
     file = _source(agent, "FAKE_NVML", "the machine's own GPUs")
-    with file.open("a") as opened:
-        opened.write(GPU_EVENT + "\n")
-    return f"{GPU_EVENT!r} written to {file}"
+    first, *others = file.read_text().splitlines()
+    words = first.split()
+    words[_ECC_WORD] = str(int(words[_ECC_WORD]) + 1)
+    replace_file(file, "\n".join([" ".join(words), *others, ""]).encode())
+    return f"GPU {words[1]} has {words[_ECC_WORD]} memory errors in {file}"
 
 
 EVIDENCE: dict[str, Callable[[ProcessId], str]] = {

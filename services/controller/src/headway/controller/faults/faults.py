@@ -78,7 +78,7 @@ FAULTS: dict[str, Fault] = {
     "skip": Fault("it leaves one collective out", _WORKER),
     "kernel": Fault("a line of a lost GPU in the kernel log that the agent reads", _NODE),
     "counter": Fault("a port that was down once, in the counters that the agent reads", _NODE),
-    "gpu": Fault("an Xid of the GPUs that the agent reads", _NODE),
+    "gpu": Fault("a memory error of the GPUs that the agent reads", _NODE),
 }
 
 _SIGNALS = {"kill": signal.SIGKILL, "stop": signal.SIGSTOP}
