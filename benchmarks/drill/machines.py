@@ -36,10 +36,11 @@ class MachinesRun(MachineFaults, DrilledRun):
     num_training = 4
 
     def ready(self) -> Status:
-        """Once two more steps are complete and all machines take part."""
+        """Once two more steps are complete, all machines take part and the spare is ready."""
         generation, step = self.newest()
         self.until(lambda: self.newest() >= (generation, step + 2), "no steps")
         self.await_whole()
+        self.until(lambda: not self.status().troubles, "a machine is in trouble")
         return self.status()
 
     @contextlib.contextmanager

@@ -310,7 +310,8 @@ while True:
 
 def _newest(log: Path) -> tuple[dict[str, int], list[str]]:
     """The silent peers with the times that something was repeated, and those that answer."""
-    lines = log.read_text().splitlines() if log.exists() else []
+    whole = log.read_text().rpartition("\n")[0] if log.exists() else ""
+    lines = whole.splitlines()  # without the one that is just being written
     silent, reached = json.loads(lines[-1]) if lines else ([], [])
     return {address: repeats for address, repeats, _ in silent}, reached
 
