@@ -53,8 +53,12 @@ class Switch:
 
     def name(self, seq: int, collective: int) -> None:
         """See ``Recorder``."""
-        if seq >= 0:
+        if seq >= 0 and self.is_on:
             self._writer.name(seq, collective)
+
+    def add(self, kind: int, start_ns: int, end_ns: int, *, step: int) -> None:
+        """See ``Recorder``."""
+        self._writer.add(kind, start_ns, end_ns, step=step)
 
     def set_generation(self, generation: int) -> None:
         """See ``Recorder``."""

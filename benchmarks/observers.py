@@ -160,7 +160,9 @@ def beats_of(nodes: int) -> list[AgentBeat]:
         for worker in base.workers:
             rank = node * RANKS + worker.rank
             rows = tuple(
-                GroupRow(one.line, one.number, Op.ALL_GATHER, 90_000, 89_999, 120, 130)
+                GroupRow(
+                    one.line, one.number, one.size, Op.ALL_GATHER, 1 << 20, 90_000, 89_999, 120, 130
+                )
                 for one in memberships(grid, rank)
             )
             changes = {"rank": rank, "pid": 10_000 + rank, "groups": rows}

@@ -10,6 +10,7 @@ import pytest
 from headway.common.errors import CorruptError, InputError
 from headway.common.node.flight import FlightReader, FlightWriter
 from headway.common.node.flight_record import (
+    ABORTED,
     BROKEN,
     ON_DEVICE,
     RECORD,
@@ -106,6 +107,17 @@ def test_a_record_ends_broken_when_its_block_raises(shm: Path) -> None:
     broken, whole = FlightReader(shm / "f").snapshot()
     assert broken["end_ns"] > 0 and broken["flags"] == WAITING | BROKEN
     assert whole["flags"] == WAITING
+
+
+def test_a_record_that_a_fence_ended_is_marked_as_aborted(shm: Path) -> None:
+    class FencedError(Exception):
+        is_abort = True
+
+    writer = FlightWriter.create(shm / "f", 0)
+    with pytest.raises(FencedError), writer.record(2, step=1):
+        raise FencedError
+    (record,) = FlightReader(shm / "f").snapshot()
+    assert record["flags"] == BROKEN | ABORTED
 
 
 def test_the_ring_keeps_the_newest_records_in_order(shm: Path) -> None:

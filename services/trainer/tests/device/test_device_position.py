@@ -17,7 +17,6 @@ from headway.common.polling import wait_until
 from headway.health.sources.flight import FlightSource
 from headway.trainer.device.device_recorder import DeviceRecorder
 from headway.trainer.device.position import DevicePosition
-from headway.trainer.device.works import DeviceWorks
 
 LIMIT_S = 30.0
 
@@ -48,14 +47,6 @@ class Mark:
 
     def elapsed_time(self, end_event: Mark) -> float:
         return float(end_event._number - self._number)
-
-
-class Work:
-    def __init__(self) -> None:
-        self.is_done = False
-
-    def is_completed(self) -> bool:
-        return self.is_done
 
 
 class Rig:
@@ -133,20 +124,36 @@ def test_a_collective_is_done_once_the_device_has_waited_for_it(rig: Rig) -> Non
         assert rig.done() == done, f"{passed} marks"
 
 
-def test_the_newest_work_of_a_line_counts_those_before_it(rig: Rig) -> None:
-    works, made = DeviceWorks(), [Work() for _ in range(3)]
-    for work in made:
-        rig.dp.enter(Op.ALL_GATHER, 8)
-        works.add(rig.dp, work)
-    made[0].is_done = made[1].is_done = True
-    works.advance()
-    assert rig.done() == 0, "only the newest is kept"
-    made[2].is_done = True
-    works.advance()
-    assert rig.done() == 3
-    rig.dp.enter(Op.ALL_GATHER, 8)
-    works.advance()
-    assert rig.done() == 3
+def test_nested_records_are_passed_in_the_order_of_their_marks(rig: Rig) -> None:
+    """A forward with four waits for tensor-parallel collectives, as a step has them."""
+    names = [rig.dp.enter(Op.ALL_GATHER, 8) for _ in range(4)]
+    with rig.recorder.record(Kind.FORWARD, step=1):
+        for name in names:
+            kind, flags = Kind.TENSOR_PARALLEL, WAITING
+            with rig.recorder.record(kind, step=1, flags=flags, collective=name):
+                pass
+    found = []
+    for passed in range(11):
+        rig.stream.passed = passed
+        rig.recorder.look()
+        place = rig.reader.header.passed
+        assert place is not None
+        found.append((place.sequence, place.is_end, rig.done()))
+    inside = [(1 + mark // 2, bool(mark % 2), (mark + 1) // 2) for mark in range(8)]
+    assert found == [(-1, False, 0), (0, False, 0), *inside, (0, True, 4)]
+
+
+def test_what_the_computing_thread_has_read_is_passed_too(rig: Rig) -> None:
+    name = rig.dp.enter(Op.ALL_GATHER, 8)
+    with rig.recorder.record(Kind.REDUCE_SCATTER, step=1, flags=WAITING, collective=name):
+        pass
+    for _ in range(2):
+        with rig.recorder.record(Kind.NORM, step=1):  # reads the marks before it
+            rig.stream.passed = rig.stream.num_marks
+    rig.recorder.look()
+    assert rig.done() == 1
+    place = rig.reader.header.passed
+    assert place is not None and place.sequence >= 1
 
 
 def test_a_lost_device_ends_the_thread_and_nothing_else(rig: Rig) -> None:

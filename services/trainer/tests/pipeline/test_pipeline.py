@@ -124,6 +124,9 @@ class _Gathers:
     def name(self, seq: int, collective: int) -> None:
         pass
 
+    def add(self, kind: int, start_ns: int, end_ns: int, *, step: int) -> None:
+        pass
+
     def set_generation(self, generation: int) -> None:
         pass
 

@@ -10,8 +10,10 @@ from typing import Any
 import pytest
 from headway.common.config import from_dict
 from headway.common.node.flight import FlightReader, FlightWriter
+from headway.common.node.flight_record import WAITING
 from headway.common.node.group_table import GroupCount
-from headway.common.plan.collectives import Op, members
+from headway.common.plan.collectives import Op, kind_of, members
+from headway.common.plan.schedule.actions import Kind
 from headway.testkit.trainer.gloo_threads import over_gloo
 from headway.testkit.trainer.layouts import GRIDS, small_run
 from headway.testkit.trainer.synthetic import synthetic
@@ -112,6 +114,36 @@ def test_the_tables_hold_what_the_plan_says(
             assert not any(one.is_broken for one in table.values())
     for step in range(STEPS):
         _check_members(config, [tables[step] for tables in found])
+
+
+@pytest.mark.parametrize(("grid", "more"), [("tp2xpp2", {}), ("dp2", {"optim": {"name": "lamb"}})])
+def test_each_wait_names_the_collective_that_it_waits_for(
+    grid: str, more: dict[str, Any], tmp_path: Path
+) -> None:
+    parallel = {**GRIDS[grid], "schedule": "1f1b"}
+    settings = small_run("fp32", parallel=parallel, world_size=math.prod(GRIDS[grid].values()))
+    settings["train"]["eval_every"] = 0
+    for table, values in more.items():
+        settings[table] |= values
+    config = from_dict(RunConfig, settings)
+    train(config, tmp_path)
+    found: dict[int, set[tuple[str, str]]] = {}
+    for rank in range(config.parallel.world_size):
+        rows = FlightReader(tmp_path / f"flight-{rank}.bin").snapshot()
+        waits = rows[rows["flags"] & WAITING > 0]
+        for row in waits[waits["line"] > 0]:
+            names = (kind_of(int(row["line"])).name, Op(int(row["op"])).name)
+            found.setdefault(int(row["kind"]), set()).add(names)
+    sums = {("EVERY_RANK", "ALL_REDUCE")}
+    wanted = {Kind.SUMS: sums, Kind.AGREEMENT: sums}
+    if grid == "dp2":
+        wanted[Kind.REDUCE_SCATTER] = {("DP", "REDUCE_SCATTER")}
+        wanted[Kind.ALL_GATHER] = {("DP", "ALL_GATHER"), ("STAGE", "ALL_REDUCE")}
+    else:
+        wanted[Kind.TENSOR_PARALLEL] = {("TP", "ALL_GATHER"), ("TP", "REDUCE_SCATTER")}
+        wanted[Kind.RECV_FORWARD] = {("FORWARD", "RECV")}
+        wanted[Kind.RECV_BACKWARD] = {("BACKWARD", "RECV")}
+    assert {kind: found.get(kind) for kind in wanted} == wanted
 
 
 def _check_members(config: RunConfig, tables: list[Table]) -> None:

@@ -136,7 +136,7 @@ def _rule(entry: object, file: str) -> Rule:
     for text in rule.expressions:
         try:
             re.compile(text)
-        except re.error as error:
+        except (re.error, OverflowError, RecursionError) as error:
             message = f"{file}: rule {rule.name!r} has the pattern {text}: {error}"
             raise ConfigError(message, remedy="fix this regular expression") from error
     return rule

@@ -62,6 +62,7 @@ class _State:
     where: dict[str, int] = {}  # noqa: RUF012 - replaced whole, never changed in place
     version = 0
     entries: tuple[Failpoint, ...] = ()
+    """Armed, and not known to have fired."""
 
 
 def failpoint(name: str, **where: int) -> None:
@@ -125,8 +126,11 @@ def _claimed(name: str, where: dict[str, int]) -> Failpoint | None:
         _State.entries, _State.version = tuple(entries), version
     places = {**_State.where, **where}
     for entry in _State.entries:
-        if entry.matches(name, places) and _State.path is not None and _claim(_State.path, entry):
-            return entry
+        if entry.matches(name, places) and _State.path is not None:
+            # it fires once, here or in the process that was first
+            _State.entries = tuple(one for one in _State.entries if one is not entry)
+            if _claim(_State.path, entry):
+                return entry
     return None
 
 

@@ -191,6 +191,19 @@ class FlightWriter:
                 words[_RECORDS + seq % self._capacity * _LINE + _END] = time.monotonic_ns()
             words[_PROGRESS] += 1
 
+    def add(self, kind: int, start_ns: int, end_ns: int, *, step: int) -> None:
+        """One record of what is over already, with its times."""
+        with self._lock:
+            seq = self._head
+            _PACK.pack_into(
+                self._buffer,
+                PAGE_BYTES + seq % self._capacity * LINE_BYTES,
+                kind, 0, 0, -1, step, self._generation, _PEER, seq, start_ns, end_ns, 0, 0,
+            )  # fmt: skip
+            self._head = seq + 1
+            self._words[_HEAD] = seq + 1
+            self._words[_PROGRESS] += 1
+
     def correct(self, seq: int, start_ns: int, end_ns: int) -> None:
         """Add when a device did the work of record ``seq``, in ns of the host's clock.
 

@@ -104,7 +104,7 @@ class GroupTable:
     def begin(self, generation: int, groups: Iterable[Membership]) -> dict[int, GroupLine]:
         """Clear the table for a new generation; return its lines by their number.
 
-        A line counts only with the generation of the ring, which is written last.
+        A line counts only with the generation of the ring; its own is written last.
         """
         self.drop()
         if not self._words:

@@ -70,6 +70,9 @@ class Fuse:
     def name(self, seq: int, collective: int) -> None:
         """See ``Recorder``."""
 
+    def add(self, kind: int, start_ns: int, end_ns: int, *, step: int) -> None:
+        """See ``Recorder``."""
+
     def set_generation(self, generation: int) -> None:
         """See ``Recorder``."""
 

@@ -74,4 +74,10 @@ def _source(agent: ProcessId, variable: str, own: str) -> Path:
             f"the agent reads {own}, which is not changed",
             remedy=f"start the run with {variable} set to a stand-in",
         )
-    return Path(os.fsdecode(found))
+    path = Path(os.fsdecode(found)).resolve()
+    if not (path.is_file() or path.is_dir()) or path.is_relative_to("/sys"):
+        raise InputError(
+            f"{variable}={path} is not a stand-in, but {own}",
+            remedy="set it to a file or folder of your own",
+        )
+    return path

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection
 from dataclasses import dataclass
 
 from headway.common.plan.collectives import GroupKind, Op, kind_of
@@ -13,63 +13,99 @@ from headway.health.detectors.silence import RankView
 MAX_ROWS = 6
 """Groups shown in one verdict; a hang stops most groups of a run sooner or later."""
 MAX_RANKS = 8
+NUM_KINDS = max(GroupKind) + 1
 
 
 @dataclass(frozen=True, slots=True)
 class Unfinished:
-    """A collective that some members of a group have entered, and that is not done on them."""
+    """The oldest collective of a group that some member has entered and none can finish."""
 
     kind: GroupKind
     number: int
-    """The group's lowest rank."""
+    """The group's lowest rank; of messages, the rank that sends them."""
     sequence: int
     """Which collective of the group it is, from 1 on in each generation."""
-    op: int
     entered: tuple[int, ...]
-    """The members that wait in it."""
+    """The members that have entered it."""
     missing: tuple[int, ...]
-    """The members that have not entered it."""
+    """The members that have not."""
+    num_unknown: int
+    """Members that have not reported."""
     age_ms: int
-    """Since the first of them entered it."""
+    """Since a member entered its newest one."""
+    ops: str
+    """What the members do that entered it last: different words if these differ."""
 
     def __str__(self) -> str:
         name = self.kind.name.lower().replace("_", " ")
-        what = Op(self.op).name.lower() if self.op in Op.__members__.values() else f"op {self.op}"
-        lacks = f"not by {_ranks(self.missing)}" if self.missing else "by all"
+        rest = [f"not by {_ranks(self.missing)}"] if self.missing else []
+        rest += [f"unknown of {self.num_unknown} more"] if self.num_unknown else []
+        lacks = ", ".join(rest) or "by all"
+        entered = (
+            f"entered by {_ranks(self.entered)}" if self.entered else "entered by nobody known"
+        )
         return (
-            f"{what} {self.sequence} of the {name} group of rank {self.number}: entered by "
-            f"{_ranks(self.entered)} {self.age_ms / 1000:.1f} s ago, {lacks}"
+            f"{self.ops} {self.sequence} of the {name} group of rank {self.number}: {entered} "
+            f"{self.age_ms / 1000:.1f} s ago, {lacks}"
         )
 
 
 def unfinished(views: Collection[RankView]) -> list[Unfinished]:
-    """The newest collective of each group that is not done.
+    """The collective that each group is held up by, of the groups in which somebody waits.
 
-    Those that some member has not entered come first, the longest open before the others.
+    Members may be several collectives apart, so what holds a group up is what the last of them has
+    yet to enter, or else to finish. Groups that some member has yet to enter come first, the
+    longest open before the others.
     """
     groups: dict[tuple[int, int], dict[int, GroupRow]] = {}
     for view in views:
         for row in view.signals.groups:
-            if 2 * GroupKind.TP <= row.line < 2 * GroupKind.FORWARD:
-                groups.setdefault((row.line, row.number), {})[view.signals.rank] = row
-    found = list(_unfinished(groups))
-    return sorted(found, key=lambda one: (not one.missing, -one.age_ms))
+            if 2 * GroupKind.TP <= row.line < 2 * NUM_KINDS:
+                # both ends of messages are one group
+                line = row.line if row.line < 2 * GroupKind.FORWARD else row.line & ~1
+                groups.setdefault((line, row.number), {})[view.signals.rank] = row
+    found = [one for key, rows in groups.items() if (one := _held_up(*key, rows)) is not None]
+    return sorted(found, key=lambda one: (not one.missing, not one.num_unknown, -one.age_ms))
 
 
-def _unfinished(groups: dict[tuple[int, int], dict[int, GroupRow]]) -> Iterator[Unfinished]:
-    for (line, number), rows in groups.items():
-        newest = max(row.entered for row in rows.values())
-        inside = {
-            rank: row for rank, row in rows.items() if row.entered == newest and row.done < newest
-        }
-        if not inside:
-            continue
-        missing = tuple(sorted(rank for rank, row in rows.items() if row.entered < newest))
-        ops = {row.op for row in inside.values()}
-        age_ms = max(row.entered_ago_ms for row in inside.values())
-        yield Unfinished(
-            kind_of(line), number, newest, min(ops), tuple(sorted(inside)), missing, age_ms
-        )
+def _held_up(line: int, number: int, rows: dict[int, GroupRow]) -> Unfinished | None:
+    size = max(row.size for row in rows.values())
+    last, first = (
+        min(row.entered for row in rows.values()),
+        max(row.entered for row in rows.values()),
+    )
+    if line >= 2 * GroupKind.FORWARD and not _awaits_message(rows):
+        return None
+    sequence = last + 1 if first > last else min(row.done for row in rows.values()) + 1
+    entered = {rank: row for rank, row in rows.items() if row.entered >= sequence}
+    if not any(row.done < sequence for row in entered.values()):
+        return None
+    newest = [row for row in entered.values() if row.entered == sequence] or [*entered.values()]
+    return Unfinished(
+        kind_of(line),
+        number,
+        sequence,
+        tuple(sorted(entered)),
+        tuple(sorted(set(rows) - set(entered))),
+        max(0, size - len(rows)),
+        max(row.entered_ago_ms for row in entered.values()),
+        " or ".join(sorted({_what(row, newest) for row in newest})),
+    )
+
+
+def _awaits_message(rows: dict[int, GroupRow]) -> bool:
+    """Whether a receiver waits for what its sender has not sent: one posted ahead is no wait."""
+    received = [row for row in rows.values() if row.line & 1]
+    sent = [row for row in rows.values() if not row.line & 1]
+    return bool(received and sent) and received[0].done == sent[0].entered < received[0].entered
+
+
+def _what(row: GroupRow, others: Collection[GroupRow]) -> str:
+    """The operation, and its size if that differs between members."""
+    name = Op(row.op).name.lower() if row.op in Op.__members__.values() else f"op {row.op}"
+    if row.line >= 2 * GroupKind.FORWARD:
+        return "message"
+    return name if len({one.nbytes for one in others}) == 1 else f"{name} of {row.nbytes} bytes"
 
 
 def evidence_of_groups(views: Collection[RankView]) -> tuple[Evidence, ...]:

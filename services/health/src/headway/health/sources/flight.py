@@ -162,7 +162,9 @@ def _groups(reader: FlightReader, now_ns: int) -> tuple[GroupRow, ...]:
         GroupRow(
             one.line,
             one.number,
+            one.size,
             one.op,
+            one.nbytes,
             one.entered,
             one.done,
             _ago_ms(one.entered_ns, now_ns),

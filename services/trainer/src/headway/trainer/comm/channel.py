@@ -197,6 +197,7 @@ class Channels:
                 lambda future: _settle_with(call, future.value, _lost)
             )
         except BaseException:
+            line.leave(is_broken=True)
             self._forget(call)
             raise
         return call
@@ -241,6 +242,7 @@ def _serve(jobs: _Jobs, name: str) -> None:
             try:
                 started.put((start(), call))
             except BaseException as error:
+                call._line.leave(is_broken=True)
                 call._settle(None, _lost(error))
         del start, call
     if started is not None:

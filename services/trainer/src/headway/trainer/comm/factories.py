@@ -17,7 +17,6 @@ from headway.trainer.comm.gloo import GlooComm, gloo_options
 from headway.trainer.comm.interface import Comm, PeerLost, SingleRank
 from headway.trainer.comm.nccl import PAIR_CTAS, JointAbort, NcclComm, NcclPipe, nccl_group
 from headway.trainer.comm.p2p import Direction, PipeComm
-from headway.trainer.device.works import DeviceWorks
 
 GroupLines: TypeAlias = Mapping[int, GroupLine]
 """What counts the calls of each group, by the numbers of ``plan.collectives``."""
@@ -89,11 +88,9 @@ class NcclFactory:
         *,
         wraps: bool,
         lines: GroupLines | None = None,
-        works: DeviceWorks | None = None,
     ) -> None:
         self._store, self._channels, self._lines = store, channels, lines or {}
         self._device, self._wraps = device, wraps
-        self._works = works
         self._joint = JointAbort()
         channels.on_abort(self._joint.abort)
 
@@ -118,7 +115,7 @@ class NcclFactory:
                 raise PeerLost(str(error)) from None
             raise
         self._joint.add(group)
-        return NcclComm(group, self._channels, place, len(ranks), line, self._works)
+        return NcclComm(group, self._channels, place, len(ranks), line)
 
     def pipe(self, name: str, ranks: Sequence[int], rank: int) -> tuple[Comm, PipeComm]:
         """A communicator for collectives, and one for each lane of each pair of neighbours."""

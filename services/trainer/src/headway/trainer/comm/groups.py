@@ -26,7 +26,6 @@ from headway.trainer.comm.interface import Aborted, Comm, PeerLost, SingleRank, 
 from headway.trainer.comm.nccl import NcclComm, use_interface
 from headway.trainer.comm.p2p import PipeComm
 from headway.trainer.comm.store import StoreClient, StoreEndpoint, StoreServer
-from headway.trainer.device.works import DeviceWorks
 
 Announce = Callable[[StoreEndpoint], None]
 Lookup = Callable[[], StoreEndpoint]
@@ -46,8 +45,6 @@ class Groups:
     every_rank: EveryRank = field(default_factory=lambda: EveryRank((), 0, 1))
     lines: dict[int, GroupLine] = field(default_factory=dict)
     """What counts the calls of each group, by the numbers of ``plan.collectives``."""
-    works: DeviceWorks = field(default_factory=DeviceWorks)
-    """What a device has to finish of them."""
     _store: StoreClient | None = None
     _held: list[object] = field(default_factory=list)
 
@@ -101,7 +98,7 @@ class Groups:
             if isinstance(comm, GlooComm | NcclComm):
                 held = comm.detach() + held  # the store and the device are freed last
         self.comms, self.pipe = {axis: SingleRank() for axis in AXES}, PipeComm()
-        self.every_rank, self.works = EveryRank((), 0, 1), DeviceWorks()
+        self.every_rank = EveryRank((), 0, 1)
         for line in self.lines.values():
             line.drop()
         _reap(held)
@@ -235,8 +232,8 @@ class _Builder:
             return GlooFactory(store, channels, self.host, self.first_s, self.groups.lines)
         use_interface(self.host)
         wraps = self.joins_ends or self.grid.vp > 1
-        lines, works = self.groups.lines, self.groups.works
-        return NcclFactory(store, channels, self.device, wraps=wraps, lines=lines, works=works)
+        lines = self.groups.lines
+        return NcclFactory(store, channels, self.device, wraps=wraps, lines=lines)
 
     def _open_store(self, announce: Announce, lookup: Lookup) -> StoreClient:
         if self.rank == 0:

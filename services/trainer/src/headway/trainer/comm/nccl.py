@@ -24,7 +24,6 @@ from headway.trainer.comm.channel import Channels
 from headway.trainer.comm.interface import Comm, Op, StuckTransport, Ticket
 from headway.trainer.comm.p2p import Direction, PipeComm
 from headway.trainer.device.choose import set_environment
-from headway.trainer.device.works import DeviceWorks
 
 _dist: Any = torch.distributed  # its stubs lack the stores and the methods of a bare group
 _OPS = {"sum": _dist.ReduceOp.SUM, "max": _dist.ReduceOp.MAX}
@@ -71,7 +70,9 @@ class _StreamTicket:
 class NcclComm:
     """One NCCL communicator. Calls run in the order issued, on the communicator's stream.
 
-    ``line`` counts the collectives. What the device has done of them is found by ``works``.
+    ``line`` counts the collectives that are entered. Which of them are done shows where the device
+    has passed a wait for one (``DeviceRecorder``). To ask torch's works for it would be unsafe: it
+    takes the lock that an abort holds, and with the interpreter's.
     """
 
     def __init__(
@@ -81,10 +82,8 @@ class NcclComm:
         rank: int,
         size: int,
         line: GroupLine = NO_LINE,
-        works: DeviceWorks | None = None,
     ) -> None:
         self._group, self._line = group, line
-        self._works = works or DeviceWorks()
         self._channels = channels
         self.rank = rank
         self.size = size
@@ -131,9 +130,7 @@ class NcclComm:
         """The first of ``tensors`` is the whole one."""
         self._channels.check()
         entered = line.enter(op, tensors[0].nbytes)
-        work = start()
-        self._works.add(line, work)
-        return _StreamTicket(work, self._channels, tensors, entered)
+        return _StreamTicket(start(), self._channels, tensors, entered)
 
 
 class NcclPipe(PipeComm):

@@ -26,6 +26,8 @@ from headway.common.plan.schedule.actions import Kind
 from headway.trainer.device.recorder import Recorder
 
 _NS_PER_MS = 1e6
+MAX_READ = 1 << 16
+"""Of marks that nobody looks at, the older ones are forgotten."""
 
 
 class DeviceEvent(Protocol):
@@ -53,9 +55,11 @@ class DeviceRecorder:
         self._writer, self._make_event, self._clock_ns = writer, make_event, clock_ns
         self._free: list[DeviceEvent] = []
         self._marks: deque[_Mark] = deque()
-        self._passed = (-1, False)
-        """Sequence number of the newest record that the device was seen to pass, and whether it
-        passed its end."""
+        self._num_marks = 0
+        self._passed: _Mark | None = None
+        """The newest mark that the device was seen to pass, by the thread that looks."""
+        self._read_marks: deque[_Mark] = deque(maxlen=MAX_READ)
+        """Passed and read by the computing thread, and not yet seen by the other one."""
         self._anchor: DeviceEvent | None = None
         self._anchor_ns = self._num_anchors = 0
 
@@ -75,19 +79,25 @@ class DeviceRecorder:
         """
         marks = list(self._marks)
         at = bisect.bisect_left(marks, True, key=lambda mark: not mark.event.query())
-        before = self._passed
-        for mark in reversed(marks[:at]):
-            if (mark.record.sequence, mark.is_end) <= before:
-                break  # those further back were seen the last time
+        while self._read_marks:
+            self._pass(self._read_marks.popleft())
+        for mark in marks[:at]:
             self._pass(mark)
-        seq, is_end = self._passed
-        self._writer.show_device(seq, is_end=is_end)
+        passed = self._passed
+        sequence, is_end = (passed.record.sequence, passed.is_end) if passed else (-1, False)
+        self._writer.show_device(sequence, is_end=is_end)
 
     def _pass(self, mark: _Mark) -> None:
         """Note that the device has passed a mark; what it had waited for then is done."""
-        self._passed = max(self._passed, (mark.record.sequence, mark.is_end))
+        if self._passed is not None and mark.number <= self._passed.number:
+            return  # seen the last time
+        self._passed = mark
         if mark.is_end and mark.record.collective:
             self._writer.table.reach(mark.record.collective)
+
+    def add(self, kind: int, start_ns: int, end_ns: int, *, step: int) -> None:
+        """One record of what is over already."""
+        self._writer.add(kind, start_ns, end_ns, step=step)
 
     def set_generation(self, generation: int) -> None:
         """Stamp the records that follow with ``generation``.
@@ -95,19 +105,21 @@ class DeviceRecorder:
         Marks of the generation before may never be passed, so its records stay as they are.
         """
         self._marks.clear()
+        self._read_marks.clear()
         self._writer.set_generation(generation)
 
     def _mark(self, record: _Timed, *, is_end: bool) -> None:
         event = self._free.pop() if self._free else self._make_event()
         event.record()
-        self._marks.append(_Mark(event, record, is_end, self._num_anchors))
+        self._num_marks += 1
+        self._marks.append(_Mark(event, record, is_end, self._num_anchors, self._num_marks))
 
     def _read(self) -> None:
         """Read the marks that the device has passed, then set a new anchor."""
         anchor = self._anchor
         while anchor is not None and self._marks and self._marks[0].event.query():
             mark = self._marks.popleft()
-            self._pass(mark)
+            self._read_marks.append(mark)
             mark.record.at(mark, self._host_ns(anchor, mark))
             self._free.append(mark.event)
         fresh = self._free.pop() if self._free else self._make_event()
@@ -132,6 +144,8 @@ class _Mark:
     is_end: bool
     num_anchors: int
     """Number of anchors set before it."""
+    number: int
+    """Marks of a stream are passed in this order."""
 
 
 class _Timed:

@@ -2,41 +2,53 @@
 
 Nothing on the host moves while a device hangs, and every rank's host then waits in the same place.
 So a thread of its own asks ten times a second which events the device has passed (a query, never a
-wait), and writes the answer into the flight ring. If the device no longer answers, this thread
-stops with it, and the beats of the rank go on.
+wait), and writes the answer into the flight ring. The host's place shows without it.
 """
 
 from __future__ import annotations
 
 import threading
 
+import torch
 from headway.common.log import get_logger
 from headway.trainer.device.device_recorder import DeviceRecorder
-from headway.trainer.device.works import DeviceWorks
 
 PERIOD_S = 0.1
+END_LIMIT_S = 1.0
 
 log = get_logger("device")
 
 
 class DevicePosition:
-    """Follows ``recorder``, and the works of one generation after the other, until ``close``."""
+    """Follows ``recorder`` in one generation, until ``close``.
 
-    def __init__(self, recorder: DeviceRecorder, period_s: float = PERIOD_S) -> None:
-        self._recorder, self._period_s = recorder, period_s
-        self.works = DeviceWorks()
+    ``device``: the thread makes it its own, or it would open a context on the first GPU.
+    """
+
+    def __init__(
+        self,
+        recorder: DeviceRecorder,
+        device: torch.device | None = None,
+        period_s: float = PERIOD_S,
+    ) -> None:
+        self._recorder, self._device, self._period_s = recorder, device, period_s
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._run, name="device-position", daemon=True)
         self._thread.start()
 
     def close(self) -> None:
-        """End the thread; one that is stuck in the driver is left to the process's end."""
+        """End the thread, before the generation's groups are aborted or freed.
+
+        One that is stuck in the driver is left to the process's end.
+        """
         self._ended.set()
+        self._thread.join(END_LIMIT_S)
 
     def _run(self) -> None:
+        if self._device is not None:
+            torch.cuda.set_device(self._device)
         while not self._ended.wait(self._period_s):
             try:
-                self.works.advance()
                 self._recorder.look()
             except RuntimeError as error:  # the device is lost; a step will fail by it, too
                 log.error("the device does not answer", error=repr(error))

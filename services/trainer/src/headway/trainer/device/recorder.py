@@ -15,6 +15,9 @@ class Recorder(Protocol):
     def name(self, seq: int, collective: int) -> None:
         """Add to the open record ``seq`` which collective it has issued."""
 
+    def add(self, kind: int, start_ns: int, end_ns: int, *, step: int) -> None:
+        """One record of what is over already."""
+
     def set_generation(self, generation: int) -> None:
         """Stamp the records that follow."""
 
@@ -30,6 +33,10 @@ class NoRecorder:
     def name(self, seq: int, collective: int) -> None:
         """No effect."""
         del seq, collective
+
+    def add(self, kind: int, start_ns: int, end_ns: int, *, step: int) -> None:
+        """No effect."""
+        del kind, start_ns, end_ns, step
 
     def set_generation(self, generation: int) -> None:
         """No effect."""

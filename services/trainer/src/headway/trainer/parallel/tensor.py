@@ -11,7 +11,8 @@ That is another algorithm: rows are multiplied in other batches, so bits may dif
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 import torch
 from headway.common.node.flight_record import WAITING
@@ -85,9 +86,14 @@ class TensorParallel:
         self._recorder: Recorder | None = None
         self._step = -1
 
-    def record(self, recorder: Recorder, step: int) -> None:
-        """Begin a step: its collectives are recorded if it is one of every ``RECORD_EVERY``."""
+    @contextmanager
+    def recorded(self, recorder: Recorder, step: int) -> Iterator[None]:
+        """In the block, the collectives of ``step`` are recorded if it is one of many."""
         self._recorder, self._step = None if step % RECORD_EVERY else recorder, step
+        try:
+            yield
+        finally:
+            self._recorder = None
 
     @property
     def rank(self) -> int:
@@ -109,7 +115,7 @@ class TensorParallel:
         piece = piece.contiguous()
         whole = piece.new_empty((piece.shape[0] * self.size, *piece.shape[1:]))
         ticket = self.comm.all_gather(whole.view(-1), piece.view(-1))
-        return Pending(whole, self._recorded(ticket, whole), piece)
+        return Pending(whole, self._with_record(ticket, whole), piece)
 
     def reduce_scatter(self, partial: torch.Tensor) -> Pending:
         """Start summing partial [seq, ...] over ranks, leaving each its [seq/tp, ...].
@@ -121,9 +127,9 @@ class TensorParallel:
         partial = partial.contiguous()
         piece = partial.new_empty((partial.shape[0] // self.size, *partial.shape[1:]))
         ticket = self.comm.reduce_scatter(piece.view(-1), partial.view(-1))
-        return Pending(piece, self._recorded(ticket, partial), partial)
+        return Pending(piece, self._with_record(ticket, partial), partial)
 
-    def _recorded(self, ticket: Ticket, whole: torch.Tensor) -> Ticket:
+    def _with_record(self, ticket: Ticket, whole: torch.Tensor) -> Ticket:
         if self._recorder is None:
             return ticket
         return _Recorded(ticket, self._recorder, self._step, whole.nbytes)

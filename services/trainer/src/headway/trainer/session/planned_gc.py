@@ -8,7 +8,7 @@ collections in the same way (``training.gc_freq``). A step leaves nothing for th
 from __future__ import annotations
 
 import gc
-from contextlib import AbstractContextManager
+import time
 from typing import Self
 
 from headway.common.plan.schedule.actions import Kind
@@ -30,8 +30,9 @@ class PlannedGc:
 
     def __init__(self, every: int, recorder: Recorder) -> None:
         self._every, self._recorder, self._was_enabled = every, recorder, False
-        self._step = -1
-        self._open: AbstractContextManager[int] | None = None
+        self._begun_ns = 0
+        self._seen: list[tuple[int, int]] = []
+        """Begin and end of the collections that are not recorded yet."""
 
     def __enter__(self) -> Self:
         gc.callbacks.append(self._note)
@@ -42,24 +43,31 @@ class PlannedGc:
 
     def __exit__(self, *_: object) -> None:
         gc.callbacks.remove(self._note)
+        self._record(-1)
         if self._every and self._was_enabled:
             gc.enable()
 
     def after(self, step: int) -> None:
         """Collect if that is planned after ``step`` completed steps."""
-        self._step = step
         if self._every and step % self._every == 0:
             gc.collect()
         elif self._every and step % YOUNG_EVERY == 0:
             gc.collect(0)
+        self._record(step)
 
     def _note(self, phase: str, info: dict[str, int]) -> None:
-        """Record a full collection; Python calls it before and after each one."""
+        """Keep the times of a full collection; Python calls it before and after each one.
+
+        It may be called within the recorder, on any thread, so it records nothing itself.
+        """
         if info["generation"] < 2:
             return
         if phase == "start":
-            self._open = self._recorder.record(Kind.GARBAGE_COLLECTION, step=self._step)
-            self._open.__enter__()
-        elif self._open is not None:
-            self._open.__exit__(None, None, None)
-            self._open = None
+            self._begun_ns = time.monotonic_ns()
+        else:
+            self._seen.append((self._begun_ns, time.monotonic_ns()))
+
+    def _record(self, step: int) -> None:
+        seen, self._seen = self._seen, []
+        for begun_ns, ended_ns in seen:
+            self._recorder.add(Kind.GARBAGE_COLLECTION, begun_ns, ended_ns, step=step)

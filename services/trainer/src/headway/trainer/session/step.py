@@ -64,8 +64,8 @@ class TrainStep:
             size = self._ramp.size(self._state.samples)
             totals = _StepTotals(step, self._learning_rate(step), size)
             self._context.tied.begin(step)
-            self._context.tp.record(self._context.recorder, step)
-            self._pass(totals).run()
+            with self._context.tp.recorded(self._context.recorder, step):
+                self._pass(totals).run()
         return StepResult(
             step=step,
             loss=totals.sums.mean_loss,

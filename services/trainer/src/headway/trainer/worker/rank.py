@@ -118,14 +118,13 @@ class Rank:
         self.count_life, self.waiting = self._flight.count_life, self._flight.waiting
         self._shown_at_s = 0.0
         self._memory = MemoryWatch(self.config, rank, self._device)
-        recorder = recorder_for(self._flight, self._device)
-        self._position = DevicePosition(recorder) if isinstance(recorder, DeviceRecorder) else None
+        self._recorder = recorder_for(self._flight, self._device)
         self._session = Session(
             self.config,
             rank,
             data_factory=self._node.open_data,
             open_arena=self._node.open_arena,
-            recorder=recorder,
+            recorder=self._recorder,
             device=self._device,
             store_moved=self._store.moved,
         )
@@ -141,12 +140,13 @@ class Rank:
         """
         channels = Channels(self.waiting)
         generation, context = assign.generation, self._context
+        position: DevicePosition | None = None
         try:
             context.fence.enter(generation, channels)
             self._read_doubted(assign.restore)
             groups = self._join(generation, channels, lookup)
-            if self._position is not None:
-                self._position.works = groups.works
+            if isinstance(self._recorder, DeviceRecorder):
+                position = DevicePosition(self._recorder, self._device)
             self._restore_twice(assign, groups)
             context.link.report_kept(self._session.step)
             context.view.status = "restored"
@@ -168,6 +168,8 @@ class Rank:
             self._session.groups.meet()
             self._wait_for_store()
         finally:
+            if position is not None:
+                position.close()
             self._session.leave()
             channels.close()
 
@@ -179,7 +181,7 @@ class Rank:
         The monitor must not take what it sees meanwhile for a fault of the generation before.
         """
         context, network = self._context, self.config.launch.network
-        self._flight.set_generation(generation)
+        self._recorder.set_generation(generation)
         with self._flight.record(Kind.JOIN):
             return build(
                 generation,
@@ -207,8 +209,6 @@ class Rank:
 
     def close(self) -> None:
         """Release everything, because the worker takes another rank."""
-        if self._position is not None:
-            self._position.close()
         self._session.close()
         self._store.close()
         if self._node.arena is not None:

@@ -43,8 +43,12 @@ class GroupRow(NamedTuple):
     """Of the group table: ``plan.collectives`` has its kind, and which end of messages it is."""
     number: int
     """The group's lowest rank; of messages, the rank that sends them."""
+    size: int
+    """Number of members."""
     op: int
     """``plan.collectives.Op`` of the newest one entered, 0 before the first."""
+    nbytes: int
+    """Of the newest one entered, on this rank."""
     entered: int
     """Collectives or messages that the rank has entered in its generation."""
     done: int
