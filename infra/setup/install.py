@@ -26,7 +26,7 @@ SETS = {
         "./libs/launch",
         "./services/dataloader",
         "./services/ckpt_store",
-        "./services/health",
+        "./services/health[store]",
         "./services/trainer[compute]",
         "./services/controller",
         "./console[local]",

@@ -13,8 +13,9 @@ import sys
 import urllib.request
 from collections.abc import Iterator
 
-import numpy as np
+import polars as pl
 import pytest
+from headway.common.node.event_files import event_files
 from headway.common.node.flight import FlightReader
 from headway.common.node.testing import child_environment, read_line, send_line
 from headway.health.announce import Address, read_address
@@ -174,8 +175,9 @@ def test_an_agent_that_ends_saves_the_flight_records_of_its_ranks(bench: Bench) 
         agent.terminate()
         assert agent.wait(20) == 0
     reader = FlightReader(bench.root / "shm" / "flight-0.bin")
-    [window] = events.glob("n4-rank0-*.npy")
-    assert np.load(window)["sequence"].tolist() == list(range(reader.header.head))
+    [window] = event_files(events, node=4)
+    saved = pl.read_parquet(window.path)["sequence"].to_list()
+    assert saved == list(range(reader.header.head))
     reader.close()
 
 
@@ -187,7 +189,7 @@ def test_ranks_that_end_while_the_agent_saves_their_records_have_not_crashed(ben
     with bench.worker(0) as child:
         assert read_line(child) == "up"
         bench.wait_for_ranks(1)
-        slow = events / f"n4-rank0-{0:020d}.npy"
+        slow = events / f"n4-{0:020d}.npy"
         os.mkfifo(slow)  # whoever reads it waits: a disk that takes its time
         agent.terminate()
         reader_waits = [-1]
@@ -208,7 +210,8 @@ def test_ranks_that_end_while_the_agent_saves_their_records_have_not_crashed(ben
         assert agent.poll() is None and bench.verdicts == []
         os.close(reader_waits[0])
         assert agent.wait(20) == 0
-    assert [np.load(path).size > 0 for path in events.glob("n4-*.npy") if path.is_file()] == [True]
+    slow.unlink()
+    assert [len(pl.read_parquet(window.path)) > 0 for window in event_files(events, 4)] == [True]
 
 
 def test_beats_to_the_executor_show_progress(bench: Bench) -> None:

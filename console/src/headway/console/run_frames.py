@@ -46,13 +46,12 @@ class RunFrames(RunRecords):
         Raises:
             CorruptError: a saved window is unreadable.
         """
-        import polars as pl
-        from headway.console.analysis.events import load_events
+        from headway.console.analysis.events import in_steps, load_events
 
-        found = load_events(self.path)
-        if first_step > 0:
-            found = found.filter(pl.col("step") >= first_step)
-        return found if last_step is None else found.filter(pl.col("step") <= last_step)
+        is_whole = first_step <= 0 and last_step is None
+        # those of no step have number -1
+        where = None if is_whole else in_steps(first_step if first_step > 0 else -1, last_step)
+        return load_events(self.path, where=where)
 
     def journal(self) -> pl.DataFrame:
         """The driver's journal in order: what happened and what was decided."""

@@ -8,11 +8,10 @@ import json
 import os
 import signal
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
-import numpy as np
+import polars as pl
 import pytest
 from headway.ckpt_store import __main__ as store_program
 from headway.ckpt_store import server as store_server
@@ -22,6 +21,7 @@ from headway.ckpt_store.config import StoreConfig
 from headway.common import log
 from headway.common.node.arena import Arena
 from headway.common.node.arming import arm
+from headway.common.node.event_files import event_files
 from headway.common.node.flight import FlightWriter
 from headway.common.node.process import ProcessId, spawn
 from headway.common.node.run_dir import RunDir, new_run_id
@@ -80,15 +80,16 @@ def frozen_rank(run: NodeRun) -> Iterator[ProcessId]:
 
 
 def saved(run: NodeRun) -> list[int]:
-    files = sorted(run.run.events.glob("n0-rank0-*.npy"))
-    return [int(s) for file in files for s in np.load(file, allow_pickle=False)["step"]]
+    files = [pl.read_parquet(file.path) for file in event_files(run.run.events, node=0)]
+    return [step for file in files for step in file.filter(rank=0)["step"]]
 
 
 @pytest.mark.usefixtures("frozen_rank")
-def test_a_frozen_rank_is_killed_soon_and_its_open_records_are_kept(run: NodeRun) -> None:
-    began_s = time.monotonic()
+def test_a_frozen_rank_is_killed_soon_and_its_open_records_are_kept(
+    run: NodeRun, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(node_end, "DRAIN_LIMIT_S", 1000.0)  # the test's own limit is 300 s
     end(run)
-    assert time.monotonic() - began_s < node_end.DRAIN_LIMIT_S - 2
     assert saved(run) == [0, 1, 2, 3, 4]
     assert not run.paths.shm_dir.exists()
 
@@ -117,19 +118,20 @@ def test_an_agent_that_saved_all_leaves_nothing_to_be_written_twice(
 ) -> None:
     frozen_rank.kill()
     wait_until(lambda: not frozen_rank.alive(), what="a dead rank")
-    node_end.FlightWindows(run.paths.shm_dir, run.run.events, 0).save()
+    node_end.Saving(run.paths.shm_dir, run.run.events, 0).run()
     assert saved(run) == [0, 1, 2, 3, 4]
     end(run)
     assert saved(run) == [0, 1, 2, 3, 4]
 
 
 @pytest.mark.usefixtures("frozen_rank")
-def test_a_failing_disk_is_logged_and_does_not_keep_a_run_from_its_end(run: NodeRun) -> None:
+def test_a_failing_disk_is_logged_and_does_not_keep_a_run_from_its_end(
+    run: NodeRun, capfd: pytest.CaptureFixture[str]
+) -> None:
     run.run.events.rmdir()
     run.run.events.write_text("no folder")
-    with capture_logs() as logs:
-        end(run)
-    assert "flight records are not saved" in [line["event"] for line in logs]
+    end(run)
+    assert "flight records are not saved" in capfd.readouterr().err
     assert not run.paths.shm_dir.exists()
 
 

@@ -70,21 +70,40 @@ class Clocks:
         }
 
     def shift(
-        self, node: int, records: npt.NDArray[Any], saved_unix_s: float = float("inf")
+        self,
+        node: int,
+        records: npt.NDArray[Any],
+        saved_unix_s: float = float("inf"),
+        boot_id: str = "",
     ) -> npt.NDArray[Any]:
         """Flight records of a node with their times on the run's clock.
 
         Args:
             saved_unix_s: when they were saved, which shows the machine's boot that they are of: the
                 newest one that was known by then.
+            boot_id: that boot, where they say it themselves.
         """
-        boots = list(self._boots.get(node, {}).values())
-        if not boots or not len(records):
+        boot = self._boot(node, saved_unix_s, boot_id)
+        if boot is None or not len(records):
             return records
-        known = [boot for boot in boots if boot.since_unix_s <= saved_unix_s]
-        boot, moved = (known or boots[:1])[-1], records.copy()
+        moved = records.copy()
         for name in ("start_ns", "end_ns"):
             is_known = records[name] > 0  # the end of an open action is 0
             own_ns = records[name][is_known].astype(np.int64)
             moved[name][is_known] = boot.on_run_clock(own_ns).clip(1)
         return moved
+
+    def on_run_clock(
+        self, node: int, own_ns: int, saved_unix_s: float = float("inf"), boot_id: str = ""
+    ) -> int:
+        """One time of a node's clock as that of the run's; arguments as of ``shift``."""
+        boot = self._boot(node, saved_unix_s, boot_id)
+        return own_ns if boot is None else int(boot.on_run_clock(np.array([own_ns]))[0])
+
+    def _boot(self, node: int, saved_unix_s: float, boot_id: str) -> _Boot | None:
+        boots = self._boots.get(node, {})
+        if boot_id in boots or not boots:
+            return boots.get(boot_id)
+        every = list(boots.values())
+        known = [boot for boot in every if boot.since_unix_s <= saved_unix_s]
+        return (known or every[:1])[-1]

@@ -2,23 +2,26 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import polars as pl
+import structlog
 from headway.common.errors import CorruptError
+from headway.common.node.event_files import earlier_files, event_files
 from headway.common.node.flight import FlightReader
 from headway.common.node.flight_record import BROKEN, RECORD, WAITING, device_times
 from headway.common.node.run_dir import NodePaths, RunDir, shm_root
 from headway.common.plan.schedule.actions import Kind
 from headway.console.analysis.clocks import Clocks
+from headway.console.analysis.windows import WHOLE, Span, read_window
 from headway.console.folder.records import RunRecords
 
-_WINDOW = re.compile(r"n(\d+)-rank(\d+)-.*\.npy")
+_log = structlog.get_logger(__name__)
 _FIELDS = RECORD.names or ()
 SCHEMA = {
     "node": pl.Int64,
@@ -30,26 +33,39 @@ SCHEMA = {
 }
 
 
-def load_events(run_dir: Path) -> pl.DataFrame:
-    """All flight records of a run as one frame, each record once.
+def load_events(
+    run_dir: Path,
+    *,
+    since_s: float | None = None,
+    until_s: float | None = None,
+    where: pl.Expr | None = None,
+) -> pl.DataFrame:
+    """The flight records of a run as one frame, each record once.
 
-    They come from saved windows, and from the live rings of this machine.
+    They come from saved windows, and from the live rings of this machine. Windows that have nothing
+    of the time and the records asked for are not read.
 
     Columns ``SCHEMA``: ``action`` is the kind's name, ``waiting`` and ``broken`` its flags; times
     in ns of the run's clock, those of the device where ``device`` is not 0; an action
     still open has ``end_ns`` null. Sorted by rank and start.
 
+    Args:
+        since_s: actions that ended before it are left out; in seconds of the run's clock.
+        until_s: actions that began after it are left out.
+        where: which records, such as ``pl.col("step") > 9``; by columns of a record but its times.
+
     Raises:
         CorruptError: a saved window is unreadable.
     """
-    parts = [frame(node, rank, records) for node, rank, records in windows(RunDir(run_dir))]
+    span = Span(_ns(since_s), _ns(until_s), where)
+    parts = [frame(node, rank, rows) for node, rank, rows in windows(RunDir(run_dir), span)]
     if not parts:
         return pl.DataFrame(schema=SCHEMA)
     # A record may lie in a window and still be in the ring, there open, here closed: the closed one
     # counts, and the one that has the device's times.
     identity = ["node", "rank", "sequence", "launched_ns"]
     return (
-        pl.concat(parts)
+        span.during(pl.concat(parts))
         .sort("device", "end_ns", descending=[True, False], nulls_last=True)
         .unique(identity, keep="first")
         .sort("rank", "start_ns", "sequence")
@@ -57,29 +73,47 @@ def load_events(run_dir: Path) -> pl.DataFrame:
     )
 
 
-def windows(run: RunDir) -> Iterator[tuple[int, int, npt.NDArray[Any]]]:
-    """Node, rank and records of each saved window and of each live ring.
+def in_steps(first: int, last: int | None) -> pl.Expr:
+    """Records of these steps, both included; ``last`` None is to the end."""
+    since = pl.col("step") >= first
+    return since if last is None else since & (pl.col("step") <= last)
+
+
+def _ns(at_s: float | None) -> int | None:
+    return None if at_s is None else round(at_s * 1e9)
+
+
+def windows(
+    run: RunDir, span: Span = WHOLE, *, skips_damaged: bool = False
+) -> Iterator[tuple[int, int, npt.NDArray[Any]]]:
+    """Node, rank and records of each saved window that may have some of ``span``, and of the rings.
 
     The rings are those on this machine; times are those of the run's clock.
+
+    Args:
+        skips_damaged: a damaged window is passed over with a warning, as in a live view.
 
     Raises:
         CorruptError: a saved window is unreadable.
     """
     clocks = Clocks(RunRecords(run.path))
-    for path in sorted(run.events.glob("*.npy")):
-        found = _WINDOW.fullmatch(path.name)
-        if found is None:
-            continue
+    if (earlier := earlier_files(run.events)) and not skips_damaged:
+        raise CorruptError(
+            f"{earlier[0]} holds records of another format, as do {len(earlier) - 1} more files",
+            remedy="remove them, or read them with the version that wrote them",
+        )
+    for file in event_files(run.events):
         try:
-            records = np.load(path, allow_pickle=False)
-        except (ValueError, EOFError) as error:
-            raise CorruptError(
-                f"{path} is no window of records", remedy="remove the file"
-            ) from error
-        if records.dtype != RECORD:
-            raise CorruptError(f"{path} holds records of another format", remedy="remove the file")
-        node = int(found[1])
-        yield node, int(found[2]), clocks.shift(node, records, path.stat().st_mtime)
+            found = read_window(file, clocks, span)
+        except FileNotFoundError:
+            continue  # removed by its node, which keeps to a limit
+        except CorruptError as error:
+            if not skips_damaged:
+                raise
+            _log.warning("a window of flight records is left out", reason=str(error))
+            continue
+        if found is not None:
+            yield from ((file.node, rank, rows) for rank, rows in _by_rank(found))
     for node, path in live_rings(run.run_id):
         try:
             reader = FlightReader(path)
@@ -87,6 +121,17 @@ def windows(run: RunDir) -> Iterator[tuple[int, int, npt.NDArray[Any]]]:
             continue  # just being made, or removed with its run
         yield node, reader.header.rank, clocks.shift(node, reader.snapshot())
         reader.close()
+
+
+def _by_rank(rows: npt.NDArray[Any]) -> Iterator[tuple[int, npt.NDArray[Any]]]:
+    """Rank and records of each run of rows of one rank."""
+    borders = [0, *(np.flatnonzero(np.diff(rows["rank"])) + 1), len(rows)]
+    for begin, end in pairwise(borders):
+        if end > begin:
+            records = np.empty(end - begin, RECORD)
+            for name in _FIELDS:
+                records[name] = rows[name][begin:end]
+            yield int(rows["rank"][begin]), records
 
 
 def live_rings(run_id: str) -> Iterator[tuple[int, Path]]:

@@ -17,10 +17,11 @@ import polars as pl
 from headway.common.errors import InputError
 from headway.common.plan.schedule.actions import Kind
 from headway.console.analysis.clocks import Clocks
-from headway.console.analysis.events import load_events
+from headway.console.analysis.events import in_steps, load_events
 from headway.console.folder.records import RunRecords
 from headway.console.trace.slices import Slice, clock_slices, journal_slices, rank_slices
 
+IS_STEP = pl.col("kind") == Kind.STEP
 STEPS = re.compile(r"(\d*):(\d*)")
 
 
@@ -40,14 +41,10 @@ def write_trace(
     Raises:
         InputError: there is nothing to show, or ``out`` cannot be written.
     """
-    events = load_events(run.path)
-    chosen = events.filter(pl.col("step") >= steps[0])
-    if steps[1] is not None:
-        chosen = chosen.filter(pl.col("step") <= steps[1])
+    where = in_steps(*steps)
     if newest is not None:
-        last = pl.col("step").max().over("generation")
-        is_step = pl.col("action") == Kind.STEP.name
-        chosen = chosen.filter((pl.col("step") > last - newest) | is_step)
+        where &= _newest_steps(load_events(run.path, where=where & IS_STEP), newest) | IS_STEP
+    chosen = load_events(run.path, where=where)
     if chosen.is_empty():
         raise InputError(
             f"run {run.name} has no records of these steps",
@@ -66,6 +63,16 @@ def write_trace(
             remedy="choose another -o",
         ) from error
     return len(slices)
+
+
+def _newest_steps(steps: pl.DataFrame, newest: int) -> pl.Expr:
+    """The newest steps of each generation, and what a generation did before its first one ended."""
+    last = steps.group_by("generation").agg(pl.col("step").max()).rows()
+    known = pl.col("generation").is_in([generation for generation, _ in last])
+    return pl.any_horizontal(
+        ~known,
+        *((pl.col("generation") == one) & (pl.col("step") > step - newest) for one, step in last),
+    )
 
 
 def clock_troubles(run: RunRecords) -> list[str]:

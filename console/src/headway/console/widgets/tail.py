@@ -12,11 +12,13 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 from headway.common.errors import CorruptError
+from headway.common.node.event_files import event_files
 from headway.common.node.flight import FlightReader
 from headway.common.node.flight_record import RECORD
 from headway.common.node.run_dir import RunDir, shm_root
 from headway.console.analysis.clocks import Clocks
 from headway.console.analysis.events import live_rings, windows
+from headway.console.analysis.windows import Span, newest_saved_ns
 from headway.console.folder.records import RunRecords
 
 MAX_OPEN = 256
@@ -133,8 +135,7 @@ class FlightTail:
         """Each record once, when it has ended."""
         self._find_rings()
         if not self._rings and not self._has_looked:
-            saved = [(node, rank, rows) for node, rank, rows in windows(self._run) if len(rows)]
-            new = Records.join(saved)
+            new = Records.join(windows(self._run, self._newest(), skips_damaged=True))
             new = new.where(new.rows["end_ns"] > 0)
             newest = int(new.rows["start_ns"].max()) if len(new) else 0
             new = new.where(new.rows["start_ns"].astype(np.int64) >= newest - self._window_ns)
@@ -156,6 +157,11 @@ class FlightTail:
         for ring in self._rings.values():
             ring.reader.close()
         self._rings = {}
+
+    def _newest(self) -> Span:
+        """The end of what was saved, as long as the window."""
+        newest_ns = newest_saved_ns(event_files(self._run.events), self._clocks)
+        return Span(since_ns=None if newest_ns is None else newest_ns - self._window_ns)
 
     def _read_rings(self) -> Records:
         closed, still_open = [], []

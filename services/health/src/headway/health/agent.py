@@ -3,7 +3,7 @@
 It never touches a worker: everything comes from /proc, from shared memory and from log files.
 Whatever may hang with a disk is read on separate threads, so a hung mount delays some values but no
 beats. Its death interrupts only the beats; after a restart it continues reading the logs where it
-stopped. It also saves the flight records of the node to the run's folder.
+stopped. It also has the flight records of the node saved to the run's folder.
 """
 
 from __future__ import annotations
@@ -26,7 +26,6 @@ from headway.health.announce import FollowedPeer
 from headway.health.config import HealthConfig
 from headway.health.detectors.silence import RankView
 from headway.health.exporter import BeatCollector
-from headway.health.flight_windows import FlightWindows, WindowThread
 from headway.health.rule_files import rules_of
 from headway.health.sources.changes import changed
 from headway.health.sources.connections import ConnectionSource, Peers
@@ -34,6 +33,7 @@ from headway.health.sources.host import FreeSpace, read_host
 from headway.health.sources.kernel_log import KMSG
 from headway.health.sources.node_sources import NodeSources, SourceOptions
 from headway.health.sources.workers import WorkerSource
+from headway.health.store.child import SaveThread, Saving
 
 MAX_WAITING_BEATS = 4
 """A beat has the complete state, so a queue of two seconds is enough for a reconnection."""
@@ -217,7 +217,7 @@ def run_agent(options: AgentOptions, config: HealthConfig) -> int:
         service.metrics.register(BeatCollector(lambda: watch.newest, options.rank_metrics))
         beats = service.every(config.beat_interval_s, send_beat)
         if options.events is not None:
-            windows = WindowThread(FlightWindows(options.shm_dir, options.events, options.node))
+            windows = SaveThread(Saving(options.shm_dir, options.events, options.node))
 
             def finish() -> bool:
                 beats.cancel()  # ranks that end with the agent must not be reported as crashed

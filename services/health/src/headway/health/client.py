@@ -1,4 +1,4 @@
-"""What other programs import: checks, verdicts and responses, addresses, flight windows."""
+"""What other programs import: checks, verdicts and responses, addresses, saving flight records."""
 
 from __future__ import annotations
 
@@ -8,20 +8,20 @@ from pathlib import Path
 from headway.common.wire.messages.health import Evidence, Verdict
 from headway.health.announce import read_address
 from headway.health.checks.base import CheckSettings
-from headway.health.flight_windows import FlightWindows
 from headway.health.journal import close_open, newest_revisions, read_verdicts
 from headway.health.responses import OBSERVE, STOP_RUN, reason, response
 from headway.health.rule_files import with_own
 from headway.health.runner import CheckResult, run_suite
 from headway.health.sources import kernel_log
 from headway.health.sources.train_log import CURSOR_FILE, mark_read
+from headway.health.store.child import Saving
 
 __all__ = [
     "OBSERVE",
     "STOP_RUN",
     "CheckResult",
     "CheckSettings",
-    "FlightWindows",
+    "Saving",
     "Verdict",
     "begin_life",
     "check_rules",

@@ -23,11 +23,12 @@ from headway.common.node.janitor import end_node, leave_run
 from headway.common.node.process import DEAD, ProcessId
 from headway.common.node.run_dir import NodePaths, RunDir, RunLock
 from headway.common.polling import wait_until
-from headway.health.client import FlightWindows
+from headway.health.client import Saving
 
 DRAIN_LIMIT_S = 8.0
 WORKERS_LIMIT_S = 2.0  # of it: SIGTERM ends a worker at once, unless it is frozen
 KILL_LIMIT_S = 1.0
+SAVE_LIMIT_S = 20.0  # for 0.5 s of work, where the disk is well
 
 log = get_logger("node")
 
@@ -131,7 +132,8 @@ class NodeEnd:
         if agent is not None and not agent.is_terminating():  # stuck; two would save records twice
             log.warning("the agent does not end: the last flight records may not be saved")
             return
-        FlightWindows(self._paths.shm_dir, self._run.events, self._paths.node).save(final=True)
+        saving = Saving(self._paths.shm_dir, self._run.events, self._paths.node)
+        saving.run(final=True, limit_s=SAVE_LIMIT_S)
 
 
 def _attempt(step: Callable[[], object]) -> None:
