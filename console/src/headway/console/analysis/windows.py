@@ -126,7 +126,7 @@ def _read_raw(path: Path) -> npt.NDArray[Any]:
     except FileNotFoundError:
         raise
     except Exception as error:  # numpy raises various ones for a torn file
-        raise CorruptError(f"{path} is no window of records: {error}", remedy=_REMEDY) from error
+        raise CorruptError(f"{path} is no window of records", remedy=_REMEDY) from error
     if records.dtype != WINDOW or records.ndim != 1:
         raise CorruptError(f"{path} holds records of another format", remedy=_REMEDY)
     found: npt.NDArray[Any] = records

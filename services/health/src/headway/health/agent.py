@@ -23,7 +23,7 @@ from headway.common.wire.messages.health import AgentBeat, Finding, Machine, Wor
 from headway.common.wire.server import Server
 from headway.common.wire.service import Beat, Service
 from headway.health.announce import FollowedPeer
-from headway.health.config import HealthConfig
+from headway.health.config import EventsConfig, HealthConfig
 from headway.health.detectors.silence import RankView
 from headway.health.exporter import BeatCollector
 from headway.health.rule_files import rules_of
@@ -74,6 +74,10 @@ class AgentOptions:
     """The kernel's log, or a file of its lines."""
     nvml: str = ""
     """Library to use instead of the driver's ``libnvidia-ml.so.1``."""
+    keep_gib: float = EventsConfig.keep_gib
+    """Disk space for the flight records that are saved."""
+    verdicts: Path | None = None
+    """The run's ``verdicts.jsonl``: records around its incidents are kept longer."""
 
 
 class NodeWatch:
@@ -217,7 +221,11 @@ def run_agent(options: AgentOptions, config: HealthConfig) -> int:
         service.metrics.register(BeatCollector(lambda: watch.newest, options.rank_metrics))
         beats = service.every(config.beat_interval_s, send_beat)
         if options.events is not None:
-            windows = SaveThread(Saving(options.shm_dir, options.events, options.node))
+            keep_bytes = EventsConfig(options.keep_gib).keep_bytes
+            saving = Saving(
+                options.shm_dir, options.events, options.node, keep_bytes, options.verdicts
+            )
+            windows = SaveThread(saving)
 
             def finish() -> bool:
                 beats.cancel()  # ranks that end with the agent must not be reported as crashed

@@ -187,6 +187,13 @@ def agent(
         ),
     ] = "",
     rules: Rules = None,
+    keep_gib: Annotated[
+        float, typer.Option(metavar="GIB", help="Disk space for saved flight records.")
+    ] = 4.0,
+    verdicts: Annotated[
+        Path | None,
+        _unread(help="The run's verdicts.jsonl: records around incidents are kept longer."),
+    ] = None,
     overrides: Set = None,
 ) -> None:
     """Observe the ranks of this node and report to the run's monitor."""
@@ -212,6 +219,8 @@ def agent(
         sysfs_root,
         kmsg,
         nvml,
+        keep_gib,
+        verdicts,
     )
     config = load(HealthConfig, overrides=overrides or ())
     raise typer.Exit(run_agent(options, config.with_rules(rules or ())))

@@ -1,4 +1,4 @@
-"""Every limit of the health service, each with its origin."""
+"""Every limit of the health service, each with its origin; and what is kept of its records."""
 
 from __future__ import annotations
 
@@ -187,3 +187,26 @@ class HealthConfig:
                 f"{self.beat_interval_s} s",
                 remedy="raise it, so that a single lost beat does not make a node silent",
             )
+
+
+@dataclass(frozen=True)
+class EventsConfig:
+    """What is kept of the flight records. The table ``[events]`` of a run's configuration."""
+
+    keep_gib: float = 4.0
+    """Disk space for the records of one node, in GiB; the oldest are removed first. Those within
+    60 s of an incident are kept beyond it, up to four times as much altogether. A node of eight
+    ranks of a 175B model (2,331 records per rank and step of 10 s, 10 bytes each) writes 1.5 GiB a
+    day."""
+
+    def __post_init__(self) -> None:
+        if not 0 < self.keep_gib < float("inf"):
+            raise ConfigError(
+                f"events.keep_gib = {self.keep_gib} is not above 0",
+                remedy="give the disk space in GiB, such as 4.0",
+            )
+
+    @property
+    def keep_bytes(self) -> int:
+        """The same in bytes."""
+        return int(self.keep_gib * (1 << 30))

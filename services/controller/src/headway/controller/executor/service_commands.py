@@ -137,6 +137,8 @@ class NodeServices:
             logs=self._logs,
             log_pattern=self._log_pattern,
             events=self._run.events,
+            keep_gib=self._config.events.keep_gib,
+            verdicts=self._run.verdicts,
             keys=self._cluster / "keys",
             **self._fabric(),
         )

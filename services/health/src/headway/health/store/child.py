@@ -35,6 +35,10 @@ class Saving:
     shm_dir: Path
     events: Path
     node: int
+    keep_bytes: int = 0
+    """Older windows are removed beyond it; 0 keeps all, as at the end of a run."""
+    verdicts: Path | None = None
+    """The run's ``verdicts.jsonl``: windows around its incidents are kept longer."""
 
     def run(self, *, final: bool = False, limit_s: float = SAVE_LIMIT_S) -> bool:
         """Save once in a process of its own; whether that was done. Never raises for a disk.
@@ -66,7 +70,9 @@ class Saving:
     def _command(self, *, final: bool) -> list[str]:
         command = [sys.executable, "-m", "headway.health.store.write"]
         command += ["--shm-dir", str(self.shm_dir), "--events", str(self.events)]
-        command += ["--node", str(self.node)]
+        command += ["--node", str(self.node), "--keep-bytes", str(self.keep_bytes)]
+        if self.verdicts is not None:
+            command += ["--verdicts", str(self.verdicts)]
         return [*command, "--final"] if final else command
 
 

@@ -115,7 +115,9 @@ def saved_until(events: Path, node: int, ranks: set[int]) -> dict[int, RankFacts
             of_ranks = _facts(window)
         except (OSError, CorruptError) as error:
             reason = str(error)
-            _log.warning("a window of flight records is damaged", file=window.path, reason=reason)
+            _log.warning(
+                "a window of flight records is damaged", file=str(window.path), reason=reason
+            )
             continue
         found = {**of_ranks, **found}
     return found
@@ -145,7 +147,9 @@ def _parquet_facts(path: Path) -> dict[int, RankFacts]:
     try:
         metadata = pl.read_parquet_metadata(path)
     except (pl.exceptions.PolarsError, OSError) as error:
-        raise CorruptError(f"{path} is not Parquet: {error}", remedy="remove the file") from error
+        raise CorruptError(
+            f"{path} is no window of records: {error}", remedy="remove the file"
+        ) from error
     return read_facts(path, metadata.get(FACTS_KEY)).ranks
 
 
@@ -161,7 +165,7 @@ def read_raw(path: Path) -> npt.NDArray[Any]:
         raise
     except Exception as error:
         # numpy raises various errors for a file that is truncated or full of zeros
-        raise CorruptError(f"{path} is not a window: {error}", remedy="remove the file") from error
+        raise CorruptError(f"{path} is no window of records", remedy="remove the file") from error
     if rows.dtype != WINDOW or rows.ndim != 1:
         raise CorruptError(f"{path} holds records of another format", remedy="remove the file")
     found: npt.NDArray[Any] = rows

@@ -18,7 +18,8 @@ from pathlib import Path
 import structlog
 from headway.common.errors import CorruptError
 from headway.common.log import setup
-from headway.common.node.event_files import RankFacts
+from headway.common.node.event_files import RankFacts, earlier_files, event_files
+from headway.health.store.retention import keep_to
 from headway.health.store.rings import NewRecords, new_records
 from headway.health.store.windows import saved_until, write_window
 
@@ -92,6 +93,11 @@ def _try_lock(fd: int) -> bool:
     return True
 
 
+def files_of(events: Path, node: int) -> list[Path]:
+    """All windows of a node, those of earlier versions included."""
+    return [file.path for file in event_files(events, node)] + earlier_files(events, node)
+
+
 def _remove_scratch(events: Path, node: int) -> None:
     """Remove what savers of this node that were killed have left; the lock is held."""
     for path in events.glob(f".n{node}-*"):
@@ -104,6 +110,8 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--shm-dir", type=Path, required=True, help="with the node's rings")
     parser.add_argument("--events", type=Path, required=True, help="where the windows go")
     parser.add_argument("--node", type=int, required=True)
+    parser.add_argument("--keep-bytes", type=int, default=0, help="disk space; 0 keeps all")
+    parser.add_argument("--verdicts", type=Path, help="the run's verdicts.jsonl")
     parser.add_argument("--final", action="store_true", help="save open records, too")
     given = parser.parse_args(arguments)
     setup("agent", node=given.node)
@@ -112,6 +120,8 @@ def main(arguments: list[str]) -> int:
         os.nice(NICENESS)
     try:
         save(given.shm_dir, given.events, given.node, final=given.final)
+        if given.keep_bytes > 0:
+            keep_to(given.keep_bytes, files_of(given.events, given.node), given.verdicts)
     except OSError as error:
         _log.error("flight records are not saved", reason=str(error))
         return 1

@@ -1,6 +1,6 @@
 """The configuration of a run as a whole.
 
-``[data]``, ``[ckpt]`` and ``[health]`` are the services' own dataclasses.
+``[data]``, ``[ckpt]``, ``[health]`` and ``[events]`` are the services' own dataclasses.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from headway.ckpt_store.config import StoreConfig
 from headway.common.errors import ConfigError
 from headway.common.plan.stages import balanced, stage_layers
 from headway.dataloader.config import DataConfig
-from headway.health.config import HealthConfig
+from headway.health.config import EventsConfig, HealthConfig
 from headway.trainer.config.batch_ramp import BatchRamp
 from headway.trainer.config.launch import LaunchConfig
 from headway.trainer.config.model import ModelConfig
@@ -38,6 +38,7 @@ class RunConfig:
     data: DataConfig = field(default_factory=DataConfig)
     ckpt: StoreConfig = field(default_factory=StoreConfig)
     health: HealthConfig = field(default_factory=HealthConfig)
+    events: EventsConfig = field(default_factory=EventsConfig)
     recovery: RecoveryConfig = field(default_factory=RecoveryConfig)
 
     def __post_init__(self) -> None:
