@@ -18,6 +18,7 @@ from headway.common.node.flight_record import RECORD
 from headway.common.node.run_dir import NodePaths, RunDir
 from headway.common.plan.schedule.actions import Kind
 from headway.console.analysis.events import in_steps, load_events, windows
+from headway.console.run import Run
 from headway.console.testing import FakeRun
 from headway.console.widgets.tail import FlightTail
 from headway.health.client import Saving
@@ -112,6 +113,13 @@ def test_only_the_records_asked_for_are_returned(saved: RunDir) -> None:
     assert chosen.equals(events.filter(pl.col("step").is_between(2, 3)))
     steps = load_events(saved.path, where=pl.col("kind") == Kind.STEP)
     assert steps["action"].unique().to_list() == ["STEP"]
+
+
+def test_a_report_on_some_steps_reads_those_and_says_the_same(saved: RunDir) -> None:
+    run = Run(saved.path)
+    whole, part = run.performance(), run.performance(first_step=2, last_step=3)
+    assert part.ledger.equals(whole.ledger.filter(pl.col("step").is_between(2, 3)))
+    assert len(part._events) < len(whole._events)
 
 
 def test_a_window_that_was_cut_in_half_is_one_finding_and_a_live_view_leaves_it_out(

@@ -11,12 +11,12 @@ import polars as pl
 from headway.common.errors import InputError
 from headway.common.output import counted
 from headway.common.plan.schedule.actions import Kind
-from headway.console.analysis.actions import label, step_actions
+from headway.console.analysis.actions import FRAMES, label, step_actions
 from headway.console.analysis.bubble import bubbles, schedule_of
 from headway.console.analysis.by_action import action_times, heat_map
 from headway.console.analysis.causes import lost_time, model_flops_share
 from headway.console.analysis.episodes import Episodes
-from headway.console.analysis.events import load_events
+from headway.console.analysis.events import in_steps, load_events
 from headway.console.analysis.overlap import communication
 from headway.console.analysis.slowest import slow_steps, step_time_quantiles
 from headway.console.analysis.time_ledger import ledger, pauses
@@ -63,7 +63,10 @@ class Performance:
         last = pl.lit(True) if last_step is None else pl.col("step") <= last_step
         self._chosen = (pl.col("step") >= first_step) & last
         self._grid = self.config.parallel.grid
-        self._events = load_events(run.path)
+        is_whole = first_step <= 0 and last_step is None
+        chosen = in_steps(first_step, last_step) | pl.col("kind").is_in([Kind[n] for n in FRAMES])
+        # the frames of all steps say what a usual one takes, and which were done again
+        self._events = load_events(run.path, where=None if is_whole else chosen)
         if self.ledger.is_empty():
             raise InputError(
                 f"run {run.name} has no records of completed steps here",
