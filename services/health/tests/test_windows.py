@@ -152,7 +152,7 @@ def test_a_record_is_saved_once_its_device_times_are_known(tmp_path: Path, event
     assert newest is not None
     window = pl.read_parquet(newest)
     assert window["step"].to_list() == [2, 3]
-    assert (window["device"] > 0).to_list() == [True, False]
+    assert (window["device_span_us"] > 0).to_list() == [True, False]
     writer.end(writer.begin(int(Kind.STEP), step=4, flags=ON_DEVICE))
     writer.set_generation(1)  # nobody corrects it any more
     writer.end(writer.begin(int(Kind.STEP), step=5))

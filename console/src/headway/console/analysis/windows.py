@@ -1,7 +1,7 @@
 """Saved windows of flight records: which of them a question needs, and what is in one.
 
-Of a window that cannot overlap the time asked for only the name, or else its metadata, is read; of
-one that does, the row groups whose statistics may match.
+Of a window that cannot overlap the time asked for only the name, or else its metadata, is read; nor
+are the rows of one whose statistics show that it has none of the steps asked for.
 """
 
 from __future__ import annotations
@@ -17,16 +17,18 @@ import numpy.typing as npt
 import polars as pl
 from headway.common.errors import CorruptError
 from headway.common.node.event_files import (
+    COLUMNS,
     FACTS_KEY,
     WINDOW,
     EventFile,
     WindowFacts,
+    from_columns,
     read_facts,
+    to_columns,
 )
 from headway.console.analysis.clocks import Clocks
 
-_COLUMNS = WINDOW.names or ()
-_TYPES = {name: pl.Series(np.empty(0, WINDOW[name])).dtype for name in _COLUMNS}
+_TYPES = {name: pl.Series(np.empty(0, kind)).dtype for name, kind in COLUMNS.items()}
 _REMEDY = "remove the file"
 
 
@@ -37,7 +39,7 @@ class Span:
     since_ns: int | None = None
     until_ns: int | None = None
     where: pl.Expr | None = None
-    """Which records, by the columns of ``event_files.WINDOW`` without its times."""
+    """Which records, by columns that ``event_files.COLUMNS`` and ``WINDOW`` share; not by times."""
 
     def overlaps(self, start_ns: int, end_ns: int | None) -> bool:
         """Whether something that began and ended then is in it; with None, without an end."""
@@ -76,7 +78,8 @@ def read_window(file: EventFile, clocks: Clocks, span: Span = WHOLE) -> npt.NDAr
     with _named(file.path):
         rows = pl.scan_parquet(file.path, glob=False)
         kept = rows if span.where is None else rows.filter(span.where)
-        records = _as_records(kept.select(_COLUMNS).collect())
+        stored = kept.select(pl.col(name).cast(_TYPES[name]) for name in COLUMNS).collect()
+    records = from_columns({name: stored[name].to_numpy() for name in COLUMNS})
     return clocks.shift(file.node, records, saved_s, facts.boot_id)
 
 
@@ -109,15 +112,8 @@ def newest_saved_ns(files: Iterable[EventFile], clocks: Clocks) -> int | None:
 def _chosen(records: npt.NDArray[Any], span: Span) -> npt.NDArray[Any]:
     if span.where is None:
         return records
-    columns = {name: np.ascontiguousarray(records[name]) for name in _COLUMNS}
-    return _as_records(pl.DataFrame(columns).filter(span.where))
-
-
-def _as_records(rows: pl.DataFrame) -> npt.NDArray[Any]:
-    found = np.empty(len(rows), WINDOW)
-    for name in _COLUMNS:
-        found[name] = rows[name].cast(_TYPES[name]).to_numpy()
-    return found
+    kept = pl.DataFrame(to_columns(records)).filter(span.where)
+    return from_columns({name: kept[name].to_numpy() for name in COLUMNS})
 
 
 def _read_raw(path: Path) -> npt.NDArray[Any]:

@@ -27,14 +27,12 @@ from headway.common.node.event_files import (
     event_file,
     event_files,
     read_facts,
+    to_columns,
 )
 from headway.common.node.files import replace_file
 from headway.common.node.flight_record import RECORD
 from headway.common.node.machine import boot_id
 from headway.health.store.rings import NewRecords
-
-GROUP_ROWS = 32_768
-"""Rows that have statistics of their own: a reader skips the others. About two ranks' minute."""
 
 _log = structlog.get_logger(__name__)
 
@@ -84,11 +82,9 @@ def _encoded(rows: npt.NDArray[Any], facts: WindowFacts) -> tuple[str, bytes]:
     except ImportError:
         np.save(content, rows, allow_pickle=False)
         return RAW, content.getvalue()
-    columns = {name: np.ascontiguousarray(rows[name]) for name in WINDOW.names or ()}
-    pl.DataFrame(columns).write_parquet(
+    pl.DataFrame(to_columns(rows)).write_parquet(
         content,
         compression="zstd",
-        row_group_size=GROUP_ROWS,
         metadata={FACTS_KEY: msgspec.json.encode(facts).decode()},
     )
     return PARQUET, content.getvalue()
