@@ -53,7 +53,9 @@ def test_a_message_is_in_the_module_of_who_receives_or_answers_it(message: type[
         return
     way = way_of(about.way)
     ends = {way.sender, way.receiver, way.via or ""}
-    named = {"service": "any service", "health": "monitor"}.get(module, module)
+    named = {"service": "any service", "health": "monitor", "summaries": "monitor"}.get(
+        module, module
+    )
     assert named in ends
 
 

@@ -100,6 +100,13 @@ class Clocks:
         boot = self._boot(node, saved_unix_s, boot_id)
         return own_ns if boot is None else int(boot.on_run_clock(np.array([own_ns]))[0])
 
+    def times(
+        self, node: int, own_ns: npt.NDArray[np.int64], boot_id: str
+    ) -> npt.NDArray[np.int64]:
+        """Times of one boot of a node as those of the run's clock."""
+        boot = self._boot(node, float("inf"), boot_id)
+        return own_ns if boot is None else boot.on_run_clock(own_ns)
+
     def _boot(self, node: int, saved_unix_s: float, boot_id: str) -> _Boot | None:
         boots = self._boots.get(node, {})
         if boot_id in boots or not boots:

@@ -33,11 +33,16 @@ from headway.health.sources.host import FreeSpace, read_host
 from headway.health.sources.kernel_log import KMSG
 from headway.health.sources.node_sources import NodeSources, SourceOptions
 from headway.health.sources.workers import WorkerSource
+from headway.health.step_summaries import StepSummaries
 from headway.health.store.child import SaveThread, Saving
 
 MAX_WAITING_BEATS = 4
 """A beat has the complete state, so a queue of two seconds is enough for a reconnection."""
 MAX_FINDINGS_A_BEAT = 64
+MAX_WAITING_BEATS = 8
+"""A beat has the complete state, so a queue of two seconds is enough for a reconnection; with each
+of its beats an agent sends one summary of steps at most."""
+MAX_HITS_A_BEAT = 64
 """Limits the size of a beat when many lines match; the rest is sent with the next beat."""
 MACHINE_BEATS = 120
 """Beats after which the machine's identity is sent again, for a monitor that has started since."""
@@ -197,6 +202,9 @@ def run_agent(options: AgentOptions, config: HealthConfig) -> int:
     keys = KeyPair.load_or_make(options.keys / "agent.key")
     monitor = FollowedPeer(options.node_file, MAX_WAITING_BEATS, keys)
     watch = NodeWatch(options, config)
+    summaries = None
+    if options.events is not None:
+        summaries = StepSummaries(options.shm_dir, options.run_id, options.node)
     num_beats = 0
 
     def send_beat() -> None:
@@ -205,6 +213,8 @@ def run_agent(options: AgentOptions, config: HealthConfig) -> int:
         beat = watch.beat()
         if monitor.notify(beat):
             watch.sent(time.monotonic())
+        if summaries is not None:
+            summaries.send(beat.workers, monitor.notify)
         num_beats += 1
 
     with contextlib.closing(watch), contextlib.closing(monitor):

@@ -255,6 +255,10 @@ def monitor(
         typer.Option(metavar="DEGREES", help="TP,DP,PP of the run: which ranks do the same work."),
     ] = "",
     rules: Rules = None,
+    summaries: Annotated[
+        Path | None, _unread(help="Folder where summaries of steps are saved.")
+    ] = None,
+    keep_gib: Annotated[float, typer.Option(metavar="GIB", help="Disk space for them.")] = 4.0,
     overrides: Set = None,
 ) -> None:
     """Judge what the agents of a run report, and advise its driver."""
@@ -263,7 +267,17 @@ def monitor(
     from headway.health.monitor import MonitorOptions, run_monitor
 
     options = MonitorOptions(
-        bind, keys, run_dir, run_id, node, announce, executor, metrics_port, _grid(grid)
+        bind,
+        keys,
+        run_dir,
+        run_id,
+        node,
+        announce,
+        executor,
+        metrics_port,
+        _grid(grid),
+        summaries,
+        keep_gib,
     )
     config = load(HealthConfig, overrides=overrides or ())
     raise typer.Exit(run_monitor(options, config.with_rules(rules or ())))

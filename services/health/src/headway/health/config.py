@@ -194,7 +194,8 @@ class EventsConfig:
     """What is kept of the flight records. The table ``[events]`` of a run's configuration."""
 
     keep_gib: float = 4.0
-    """Disk space for the records of one node, in GiB; the oldest are removed first. Those within
+    """Disk space for the records of one node, in GiB, and as much again for the run's summaries of
+    steps; the oldest are removed first. Those within
     60 s of an incident are kept beyond it, up to four times as much altogether. A node of eight
     ranks of a 175B model (2,331 records per rank and step of 10 s, 10 bytes each) writes 1.5 GiB a
     day."""

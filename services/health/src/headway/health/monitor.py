@@ -16,17 +16,22 @@ from headway.common.log import setup
 from headway.common.plan.grid import Grid
 from headway.common.wire.admission import KeyFile
 from headway.common.wire.keys import KeyPair
+from headway.common.wire.message import Message
 from headway.common.wire.messages.driver import MonitorBeat
 from headway.common.wire.messages.health import AgentBeat
+from headway.common.wire.messages.summaries import StepSummary
 from headway.common.wire.metrics import Metric, Metrics
 from headway.common.wire.server import Server
 from headway.common.wire.service import Beat, Service
 from headway.health.announce import Address, announce, keep_announced
-from headway.health.config import HealthConfig
+from headway.health.config import EventsConfig, HealthConfig
 from headway.health.reporter import Reporter
 from headway.health.rule_files import rules_of
 from headway.health.state import MonitorState
+from headway.health.store.summary_log import SummaryLog
 
+SUMMARY_WAIT_S = 4.0
+"""How long the end of a monitor waits for the last summaries of steps to be written."""
 SHOW_S = 1.0
 """How often the monitor sends its address to the driver."""
 
@@ -49,6 +54,10 @@ class MonitorOptions:
     metrics_port: int | None = None
     grid: Grid | None = None
     """Which ranks do the same work; None if that is not known."""
+    summaries: Path | None = None
+    """Folder where summaries of steps are saved; if None they are not admitted."""
+    keep_gib: float = EventsConfig.keep_gib
+    """Disk space for them."""
 
 
 def run_monitor(options: MonitorOptions, config: HealthConfig) -> int:
@@ -68,7 +77,15 @@ def run_monitor(options: MonitorOptions, config: HealthConfig) -> int:
     with contextlib.ExitStack() as stack:
         monitor = Monitor(options, config, keys)
         stack.callback(monitor.close)
-        server = Server(options.bind, {AgentBeat: monitor.on_beat}, keys=keys, allowed=admits)
+        handlers: dict[type[Message], Any] = {AgentBeat: monitor.on_beat}
+        if options.summaries is not None:
+            verdicts = options.run_dir / "verdicts.jsonl"
+            keep_bytes = EventsConfig(options.keep_gib).keep_bytes
+            log = SummaryLog(options.summaries, options.run_id, keep_bytes, verdicts)
+            log.start()
+            stack.callback(log.close, SUMMARY_WAIT_S)
+            handlers[StepSummary] = lambda summary, _peer: log.add(summary)
+        server = Server(options.bind, handlers, keys=keys, allowed=admits)
         stack.callback(server.close)
         service = Service(
             "monitor",

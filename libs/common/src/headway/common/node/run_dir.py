@@ -316,6 +316,11 @@ class RunDir:
         return self.path / "events"
 
     @property
+    def summaries(self) -> Path:
+        """Where the monitor saves the summaries of steps; it makes the folder if need be."""
+        return self.control / "events"
+
+    @property
     def checkpoints(self) -> Path:
         """By the name that every machine of the run knows it by."""
         folder = self.path / "checkpoints"

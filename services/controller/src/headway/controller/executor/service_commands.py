@@ -159,6 +159,8 @@ class NodeServices:
             keys=self._cluster / "keys",
             run_id=self._run_id,
             run_dir=self._run.control,
+            summaries=self._run.summaries,
+            keep_gib=self._config.events.keep_gib,
             node=self._paths.node,
             executor=self._paths.endpoint("executor"),
             grid=f"{self._config.parallel.tp},{self._config.parallel.dp},{self._config.parallel.pp}",
