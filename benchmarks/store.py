@@ -19,6 +19,7 @@ import tempfile
 import time
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import msgspec
 import numpy as np
@@ -30,6 +31,7 @@ from headway.common.wire.messages.summaries import StepSummary
 from headway.health.client import Saving
 from headway.health.sources.flight import FlightSource
 from headway.health.step_summaries import StepSummaries
+from headway.testkit.played import health_bench
 from headway.testkit.played.scheduled_rank import ScheduledRank
 
 from benchmarks.report import finish, parser
@@ -123,12 +125,9 @@ for step in range(int(seconds / step_s)):
 """
 
 
-def agent_cost(folder: Path, seconds: float) -> dict[str, float]:
+def agent_cost(seconds: float) -> dict[str, float]:
     """Cores and memory of an agent of eight ranks that step every 10 s, without its saver."""
-    from headway.testkit.played.health_bench import health_bench
-
-    del folder
-    with health_bench() as bench:
+    with patch.object(health_bench, "QUICK", ()), health_bench.health_bench() as bench:
         (bench.root / "events").mkdir()
         bench.monitor()
         command = [sys.executable, "-c", PROGRAM, str(bench.root / "shm"), str(RANKS), "10"]
@@ -163,8 +162,7 @@ def main() -> int:
     found["summary"] = {"bytes": size, "records": records, "record_bytes": 64 * records}
     print(json.dumps(found["summary"]), flush=True)
     if given.agent_s:
-        with tempfile.TemporaryDirectory() as folder:
-            found["agent"] = agent_cost(Path(folder), given.agent_s)
+        found["agent"] = agent_cost(given.agent_s)
         print(json.dumps(found["agent"]), flush=True)
     return finish(given.out, list(_wrong(found)), ranks=RANKS, numpy=np.__version__, **found)
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import random
 import signal
 import subprocess
 import sys
@@ -278,6 +280,24 @@ def test_one_process_saves_at_a_time_and_scratch_of_a_killed_one_is_removed(
     assert "another process" in logs[0]["event"] and scratch.exists()
     save(tmp_path, events, 0)
     assert steps(events) == [0, 1] and not scratch.exists()
+
+
+def test_savers_that_are_killed_at_any_moment_lose_and_repeat_nothing(
+    tmp_path: Path, events: Path
+) -> None:
+    writer = FlightWriter.create(tmp_path / "flight-0.bin", 0, capacity=4096)
+    saving, chance, num_steps = Saving(tmp_path, events, 0), random.Random(5), 0
+    for _ in range(8):
+        for step in range(num_steps, num_steps + 50):
+            writer.end(writer.begin(int(Kind.STEP), step=step))
+        num_steps += 50
+        with subprocess.Popen(saving._command(final=False)) as saver:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                saver.wait(chance.uniform(0.0, 1.0))
+            saver.kill()
+    assert saving.run()
+    assert steps(events) == list(range(num_steps))
+    writer.close()
 
 
 def test_without_polars_windows_are_raw_and_the_next_saver_continues_after_them(
