@@ -36,13 +36,10 @@ from headway.health.sources.workers import WorkerSource
 from headway.health.step_summaries import StepSummaries
 from headway.health.store.child import SaveThread, Saving
 
-MAX_WAITING_BEATS = 4
-"""A beat has the complete state, so a queue of two seconds is enough for a reconnection."""
-MAX_FINDINGS_A_BEAT = 64
 MAX_WAITING_BEATS = 8
 """A beat has the complete state, so a queue of two seconds is enough for a reconnection; with each
 of its beats an agent sends one summary of steps at most."""
-MAX_HITS_A_BEAT = 64
+MAX_FINDINGS_A_BEAT = 64
 """Limits the size of a beat when many lines match; the rest is sent with the next beat."""
 MACHINE_BEATS = 120
 """Beats after which the machine's identity is sent again, for a monitor that has started since."""
