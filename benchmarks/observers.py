@@ -4,9 +4,9 @@
 
 ``agent``: one agent beside eight played ranks whose steps take 0.1 s, then 6 s: its CPU time, its
 memory, and the bytes of its beat. ``monitor``: a real monitor process gets the beats of 1,536 nodes
-of 8 ranks, with their group tables, over CURVE: its cores and memory, the time from a beat that
-shows a crash to the verdict in its file, and how long it takes until beats of all nodes have
-arrived again after it was killed and another one was started.
+of 8 ranks, with their group tables and a summary of a step a second, over CURVE: its cores and
+memory, the time from a beat that shows a crash to the verdict in its file, and how long it takes
+until beats of all nodes have arrived again after it was killed and another one was started.
 """
 
 from __future__ import annotations
@@ -32,6 +32,7 @@ from headway.common.wire.client import Client
 from headway.common.wire.keys import KeyPair
 from headway.common.wire.messages.health import AgentBeat, GroupRow
 from headway.common.wire.messages.service import Describe, Description
+from headway.common.wire.messages.summaries import GroupSum, StepSum, StepSummary
 from headway.health.announce import Address, read_address
 from headway.testkit.beats import RUN_ID, SimulatedNode, lockstep
 
@@ -96,6 +97,7 @@ class Daemons:
         made = self.start(
             "monitor", "--run-dir", self.root / "run", "--run-id", RUN_ID, "--keys", self.keys,
             "--announce", self.announced, "--grid", "8,192,8",
+            "--summaries", self.root / "events",
         )  # fmt: skip
         wait_until(lambda: read_address(self.announced) is not None, what="the monitor listens")
         address = read_address(self.announced)
@@ -150,9 +152,14 @@ def of_agent(seconds: float) -> dict[str, float]:
     return {"agent_share": max(shares), "agent_mib": max(sizes)}
 
 
+def grid_of(nodes: int) -> Grid:
+    """A layout of so many nodes of eight ranks."""
+    return Grid(tp=RANKS, pp=8, dp=nodes // 8) if nodes % 8 == 0 else Grid(tp=RANKS, dp=nodes)
+
+
 def beats_of(nodes: int) -> list[AgentBeat]:
     """One beat of each node, whose ranks are in the middle of a step."""
-    grid = Grid(tp=RANKS, pp=8, dp=nodes // 8) if nodes % 8 == 0 else Grid(tp=RANKS, dp=nodes)
+    grid = grid_of(nodes)
     base = SimulatedNode(0, lockstep(RANKS, 100, lambda _: 0.4)).beat(20.0)
     found = []
     for node in range(nodes):
@@ -172,11 +179,27 @@ def beats_of(nodes: int) -> list[AgentBeat]:
     return found
 
 
+def summary_of(grid: Grid, node: int, sequence: int) -> StepSummary:
+    """One step of each rank of a node."""
+    steps = []
+    for rank in range(node * RANKS, (node + 1) * RANKS):
+        sums = tuple(
+            GroupSum(one.line, one.number, 400, 90_000, 1 << 30, 1_000, 900_000)
+            for one in memberships(grid, rank)
+        )
+        times = (sequence, 0, 1_000_000, 700_000, 2_000, 100, 0, 30_000, 9_000)
+        steps.append(StepSum(rank, 0, sequence, *times, sums))
+    return StepSummary(
+        run_id=RUN_ID, node=node, pid=node + 1, boot_id="b", sequence=sequence, num_dropped=0,
+        steps=tuple(steps),
+    )  # fmt: skip
+
+
 class Fleet:
-    """The agents of all nodes, played by this process."""
+    """The agents of all nodes, played by this process: two beats and a summary a second."""
 
     def __init__(self, beats: Sequence[AgentBeat], address: Address, keys: KeyPair) -> None:
-        self.beats, self.sequence = beats, 0
+        self.beats, self.sequence, self.grid = beats, 0, grid_of(len(beats))
         self.clients = [
             Client(address.endpoint, keys=keys, server_key=address.server_key.encode(),
                    high_water_mark=4)
@@ -189,6 +212,8 @@ class Fleet:
         for beat, client in zip(self.beats, self.clients, strict=True):
             changed = msgspec.structs.replace(beat, sequence=self.sequence)  # type: ignore[type-var]
             client.notify(changed)
+            if self.sequence % 2 == 0:
+                client.notify(summary_of(self.grid, beat.node, self.sequence // 2))
 
     def crash(self, node: int) -> None:
         """A beat in which one rank's process is gone."""
