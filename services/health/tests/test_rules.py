@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import re
+import time
 from pathlib import Path
 
 import pytest
@@ -10,7 +12,7 @@ from headway.common.errors import ConfigError
 from headway.health.policy import advice
 from headway.health.rule_files import rules_of, shipped, with_own
 from headway.health.rulebook import LINE_SOURCES, Rule, pci_address
-from headway.health.sources.lines import LineMatcher, sources_of
+from headway.health.sources.lines import MAX_LINE_CHARS, LineMatcher, sources_of
 from structlog.testing import capture_logs
 
 RULES = shipped().rules
@@ -57,6 +59,21 @@ HEALTHY = [
     "IPv6: ADDRCONF(NETDEV_CHANGE): ens1f0np0: link becomes ready",
 ]  # fmt: skip
 
+_STARTS = (
+    "nan loss", "igb 0000:01:00.0 ", "ice.ice.", "ice ", "mlx5_core 0000:9a:00.0: ", "ncclRemoteErro ",
+    "mlx5_core 0000:9a:00.0: wait_func:1:(pid 1): ", "NCCL WARN NET/IB: Got completion from peer ",
+    "NCCL WARN socketPollConnect: Connect to ", "NCCL WARN Call to ibv_x ", "gloo ", "oom-kill: ",
+    "INFO: task ", "[Hardware Error]: ", "loss loss: ", 'x_loss" ', "NVRM: Xid (PCI:0000:3b:00): 154 ",
+    "NVRM: Xid (PCI:0000:3b:00): 149 ", "GPU at PCI:0000:9b:00 ", "soft lockup ", "EXT4-fs XFS (sda): ",
+    "nvme nvme0: I/O 1 timeout ", "Lustre: a: Connection to ", "segfault at [1]", "a.cu:1: block: [",
+    '"event": "failed, and is tried again" ', "x", " ", "0000:9b:00.0 ", "\t", "é",
+)  # fmt: skip
+HOSTILE = [(start * 4096)[:MAX_LINE_CHARS] for start in _STARTS] + [
+    (start + blank * 4096)[:MAX_LINE_CHARS] for start in _STARTS for blank in (" ", "a", "1")
+]
+HOSTILE_CPU_S = 0.25
+"""For all patterns on one line, of which the slowest takes about 0.02 s."""
+
 
 def named(line: str, source: str) -> str | None:
     found = shipped().match(line, SOURCES[source])
@@ -80,6 +97,56 @@ def test_a_line_in_a_real_format_is_recognised(source: str, rule: str, line: str
 @pytest.mark.parametrize("line", HEALTHY)
 def test_a_healthy_line_raises_no_alarm(line: str) -> None:
     assert shipped().match(line, LINE_SOURCES) is None
+
+
+@pytest.mark.parametrize("rule", OF_LINES, ids=lambda rule: str(rule.name))
+def test_each_pattern_of_a_rule_finds_a_sample_and_is_not_skipped(rule: Rule) -> None:
+    """The texts in ``contains`` are tried first, and may not leave out what a pattern is for."""
+    lines = [line for line in rule.bad if named(line, rule.source) == rule.name]
+    unused = [
+        text
+        for text in rule.expressions
+        if not any(re.search(text, line, re.IGNORECASE) for line in lines)
+    ]
+    assert unused == []
+    assert all(text == text.lower() for text in rule.contains)
+
+
+def test_hostile_lines_are_searched_in_little_time() -> None:
+    """Nested or adjacent repetitions without a limit took from 0.3 to 1.5 s for some of these."""
+    patterns = [re.compile(text, re.IGNORECASE) for rule in OF_LINES for text in rule.expressions]
+    slow = {}
+    for line in HOSTILE:
+        assert 3000 < len(line) <= MAX_LINE_CHARS
+        begun_s = time.process_time()
+        for pattern in patterns:
+            pattern.search(line)
+        if (used_s := time.process_time() - begun_s) > HOSTILE_CPU_S:
+            slow[line[:40]] = used_s
+    assert slow == {}
+
+
+@pytest.mark.parametrize("number", range(144, 151))
+def test_an_nvlink_error_that_is_not_fatal_calls_for_no_reset(number: int) -> None:
+    start = f"NVRM: Xid (PCI:0000:04:00): {number}, pid='<unknown>', name=<unknown>, NETIR_LINK_EVT"
+    advised = {}
+    for severity in ("Nonfatal", "Fatal"):
+        found = shipped().match(f"{start} {severity} XC0 i0 Link 07 (0x00000001)", ["kernel"])
+        assert found is not None
+        advised[severity] = (found.rule.severity, "reset both" in found.rule.remedy)
+    assert advised == {"Nonfatal": ("warning", False), "Fatal": ("error", True)}
+
+
+def test_a_contained_memory_error_is_the_gpus() -> None:
+    remedy = shipped().by_name["xid_94"].remedy
+    assert "reset this GPU" in remedy and "program" not in remedy
+
+
+def test_a_device_behind_a_port_is_named_by_what_reports_its_error() -> None:
+    for text in ("Uncorrectable (Fatal)", "Multiple Correctable"):
+        line = f"pcieport 0000:15:01.0: AER: {text} error message received from 0000:17:00.0"
+        found = shipped().match(line, ["kernel"])
+        assert found is not None and found.name == "0000:17:00.0"
 
 
 def test_a_good_line_would_be_found_out() -> None:
