@@ -148,3 +148,14 @@ def test_own_rules_reach_the_monitor() -> None:
     (told,) = Cluster(RuleBook([own])).report(found)
     assert (told.remedy, told.rank) == ("see the loader", 2)
     assert Cluster().report(found) == []
+
+
+def test_a_state_that_lasts_is_one_episode_until_it_ends() -> None:
+    cluster, seen = Cluster(), []
+    for _ in range(12):
+        line = "mlx5_3 port 1 is down"
+        down = changed("nic_down", "nic", "nic", line, name="mlx5_3/1")
+        seen += cluster.report(down, after_s=HealthConfig().log_quiet_s / 4)
+    assert [one.is_open for one in seen] == [True]
+    ended = cluster.report(after_s=HealthConfig().log_quiet_s + 2)
+    assert [(one.id, one.is_open) for one in ended] == [(seen[0].id, False)]

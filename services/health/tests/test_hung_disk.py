@@ -167,6 +167,22 @@ def test_a_reading_that_hangs_is_one_finding_and_one_more_if_it_hangs_again() ->
     thread.close()
 
 
+def test_a_reading_that_still_hangs_is_reported_again() -> None:
+    gate = threading.Event()
+
+    class Hangs(Endless):
+        def read(self) -> list[Finding]:
+            gate.wait()
+            return []
+
+    thread = SourceThread("nics", Hangs, 0.0, 0.05, hung, again_s=0.05)
+    found: list[Finding] = []
+    wait_until(lambda: found.extend(thread.take(8)) or len(found) == 3, what="three reports")
+    assert {one.rule for one in found} == {"source_hung"}
+    gate.set()
+    thread.close()
+
+
 def test_findings_that_differ_only_in_their_place_are_sent_as_one() -> None:
     class Storm(Endless):
         def read(self) -> list[Finding]:

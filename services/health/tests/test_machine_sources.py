@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping
+from itertools import pairwise
 from pathlib import Path
 
 import psutil
@@ -93,6 +94,16 @@ def test_a_port_that_goes_down_is_reported_once_each_time(tmp_path: Path) -> Non
         assert source.read() == []
     write(tmp_path, {f"{PORT}/rate": "200 Gb/sec (4X HDR)"})
     assert [rules(source.read()) for _ in range(2)] == [["nic_slow"], []]
+
+
+def test_a_port_that_stays_down_is_reported_often_enough_to_stay_open(tmp_path: Path) -> None:
+    source = nics(tmp_path)
+    write(tmp_path, {f"{PORT}/state": "1: DOWN"})
+    down_s = [turn * 2.0 for turn in range(60) if source.read()]
+    gaps_s = [after - before for before, after in pairwise(down_s)]
+    assert down_s[0] == 0 and len(gaps_s) > 5 and max(gaps_s) < CONFIG.log_quiet_s / 3
+    write(tmp_path, {f"{PORT}/state": "4: ACTIVE"})
+    assert [source.read() for _ in range(60)] == [[]] * 60
 
 
 def test_an_adapter_that_vanishes_is_down(tmp_path: Path) -> None:
@@ -238,7 +249,7 @@ def test_a_quota_that_is_used_up_and_memory_that_is_waited_for_must_last(
         )
         source = source or HostLimits(tmp_path, CONFIG, Clock())
         seen.append(rules(source.read()))
-    assert [turn for turn, found in enumerate(seen) if found] == [20]
+    assert [turn for turn, found in enumerate(seen) if found] == [20, 28, 36], "while it lasts"
     assert sorted(seen[20]) == ["cgroup_throttled", "memory_pressure"]
 
 
@@ -273,7 +284,7 @@ def test_the_kernel_answers_for_its_clock() -> None:
 def test_a_mount_that_becomes_read_only_or_fails_is_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    source, real = MountSource(tmp_path), os.statvfs(tmp_path)
+    source, real = MountSource(tmp_path, CONFIG), os.statvfs(tmp_path)
 
     def fails(_: object) -> os.statvfs_result:
         raise OSError(116, "Stale file handle")
@@ -294,7 +305,7 @@ def test_a_mount_that_becomes_read_only_or_fails_is_named(
         assert rules(found) == expected
         assert not found or (found[0].name == str(tmp_path) and found[0].subject == "mount")
     monkeypatch.undo()
-    assert MountSource(tmp_path / "missing").read() == []
+    assert MountSource(tmp_path / "missing", CONFIG).read() == []
 
 
 def test_what_the_machine_is_made_of(tmp_path: Path) -> None:
@@ -313,6 +324,17 @@ def test_growth_windows_and_states() -> None:
     window = Window(10, within_s=60.0)
     added = ((4, 0.0), (5, 50.0), (4, 70.0), (3, 80.0))
     assert [window.add(*one) for one in added] == [0, 0, 0, 12]
-    state = Lasting(10.0)
-    turns = [(True, 0), (True, 9), (True, 10), (True, 99), (False, 100), (True, 101), (True, 111)]
-    assert [state.begins(*one) for one in turns] == [False, False, True, False, False, False, True]
+    state = Lasting(10.0, again_s=40.0)
+    turns = [
+        (True, 0),
+        (True, 9),
+        (True, 10),
+        (True, 49),
+        (True, 50),
+        (False, 100),
+        (True, 101),
+        (True, 111),
+    ]
+    assert [state.is_due(*one) for one in turns] == [
+        False, False, True, False, True, False, False, True,
+    ]  # fmt: skip

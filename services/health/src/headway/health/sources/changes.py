@@ -6,6 +6,7 @@ reset, and is a new baseline.
 
 from __future__ import annotations
 
+import math
 import time
 from collections import deque
 from pathlib import Path
@@ -13,6 +14,7 @@ from typing import Final
 
 from headway.common.node.machine import boot_id
 from headway.common.wire.messages.health import Finding, FindingSource, FindingSubject
+from headway.health.config import HealthConfig
 
 MAX_FILE_BYTES: Final = 1 << 16
 """Read of a file of the kernel; more is not one."""
@@ -87,24 +89,38 @@ class Window:
 
 
 class Lasting:
-    """A state that is news once it has lasted; it is re-armed when it ends."""
+    """A state that is reported once it has lasted, and again while it lasts.
 
-    def __init__(self, hold_s: float) -> None:
-        self._hold_s = hold_s
+    The monitor takes a state that is no longer reported for one that has ended.
+
+    Args:
+        hold_s: how long it must have lasted.
+        again_s: from one report to the next.
+    """
+
+    def __init__(self, hold_s: float = 0.0, again_s: float = math.inf) -> None:
+        self._hold_s, self._again_s = hold_s, again_s
         self._since_s: float | None = None
-        self._is_reported = False
+        self._reported_s: float | None = None
 
-    def begins(self, is_on: bool, now_s: float) -> bool:
-        """Whether it has lasted for ``hold_s`` just now; true once for each time it lasts."""
+    def is_due(self, is_on: bool, now_s: float) -> bool:
+        """Whether the state, which is on or off now, is to be reported now."""
         if not is_on:
-            self._since_s, self._is_reported = None, False
+            self._since_s = self._reported_s = None
             return False
         if self._since_s is None:
             self._since_s = now_s
-        if self._is_reported or now_s - self._since_s < self._hold_s:
+        if now_s - self._since_s < self._hold_s:
             return False
-        self._is_reported = True
+        if self._reported_s is not None and now_s - self._reported_s < self._again_s:
+            return False
+        self._reported_s = now_s
         return True
+
+
+def again_s(config: HealthConfig) -> float:
+    """How often a state that lasts is reported: often enough that its episode stays open."""
+    return config.log_quiet_s / 4
 
 
 def read_text(path: Path) -> str | None:

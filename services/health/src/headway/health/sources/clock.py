@@ -9,7 +9,7 @@ from typing import Final
 
 from headway.common.wire.messages.health import Finding
 from headway.health.config import HealthConfig
-from headway.health.sources.changes import Lasting, changed
+from headway.health.sources.changes import Lasting, again_s, changed
 
 STA_UNSYNC: Final = 0x0040
 """adjtimex(2): the kernel's clock is not synchronised."""
@@ -34,7 +34,7 @@ class ClockSource:
         self._ask = synchronised or is_synchronised
         self._ahead_s: float | None = None
         self._was_synchronised = False
-        self._lost = Lasting(0.0)
+        self._lost = Lasting(again_s=again_s(config))
 
     def read(self) -> list[Finding]:
         """A step of the wall clock, or the loss of its synchronisation since the start."""
@@ -47,7 +47,7 @@ class ClockSource:
             found.append(changed("clock_step", "clock", "node", line))
         state = self._ask()
         self._was_synchronised = self._was_synchronised or state is True
-        if self._lost.begins(self._was_synchronised and state is False, self._monotonic_s()):
+        if self._lost.is_due(self._was_synchronised and state is False, self._monotonic_s()):
             line = "the kernel no longer counts its clock as synchronised"
             found.append(changed("clock_unsynchronised", "clock", "node", line))
         return found

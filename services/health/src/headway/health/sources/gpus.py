@@ -13,7 +13,15 @@ from headway.common.wire.messages.health import Finding, Gpu
 from headway.health.config import HealthConfig
 from headway.health.rule_files import shipped
 from headway.health.rulebook import pci_address
-from headway.health.sources.changes import Counters, Lasting, Window, changed, children, read_text
+from headway.health.sources.changes import (
+    Counters,
+    Lasting,
+    Window,
+    again_s,
+    changed,
+    children,
+    read_text,
+)
 from headway.health.sources.nvml import GpuReading, Reading
 
 NVIDIA: Final = "0x10de"
@@ -44,10 +52,10 @@ class _Gpu:
     first: GpuReading
     links: Window
     replays: Window
-    lost: Lasting = field(default_factory=lambda: Lasting(0.0))
-    narrow: Lasting = field(default_factory=lambda: Lasting(0.0))
-    recovery: Lasting = field(default_factory=lambda: Lasting(0.0))
-    throttled: Lasting = field(default_factory=lambda: Lasting(0.0))
+    throttled: Lasting
+    lost: Lasting
+    narrow: Lasting
+    recovery: Lasting
     inactive: set[int] = field(default_factory=set)
 
 
@@ -66,7 +74,7 @@ class GpuSource:
         self._wants_xids = wants_xids
         self._gpus: dict[str, _Gpu] = {}
         self._counters = Counters()
-        self._hung, self._failed = Lasting(0.0), Lasting(0.0)
+        self._hung, self._failed = (Lasting(again_s=again_s(config)) for _ in range(2))
         self.identity: tuple[Gpu, ...] = ()
         """The GPUs at the first reading, the lost ones included."""
         self.driver = ""
@@ -77,10 +85,10 @@ class GpuSource:
         try:
             reading = self._probe.read()
         except TimeoutError as error:
-            is_new = self._hung.begins(True, now_s)
+            is_new = self._hung.is_due(True, now_s)
             return [_of_node("gpu_probe_hung", str(error))] if is_new else []
-        self._hung.begins(False, now_s)
-        if self._failed.begins(bool(reading.error), now_s):
+        self._hung.is_due(False, now_s)
+        if self._failed.is_due(bool(reading.error), now_s):
             return [_of_node("gpu_unreadable", reading.error)]
         if reading.error:
             return []
@@ -104,7 +112,7 @@ class GpuSource:
         found: list[Finding] = []
         for pci, known in self._gpus.items():
             now = present.get(pci)
-            if known.lost.begins(now is None or now.is_lost, now_s):
+            if known.lost.is_due(now is None or now.is_lost, now_s):
                 what = "is no longer listed" if now is None else "is lost to the driver"
                 found.append(_of_gpu("gpu_lost", pci, known, what))
             if now is not None and not now.is_lost:
@@ -116,26 +124,32 @@ class GpuSource:
 
     def _new(self, gpu: GpuReading) -> _Gpu:
         limit, within_s = self._config.gpu_link_errors, self._config.counter_window_s
-        hold_s = self._config.throttle_hold_s
+        every_s = again_s(self._config)
         return _Gpu(
-            gpu, Window(limit, within_s), Window(limit, within_s), throttled=Lasting(hold_s),
+            gpu,
+            Window(limit, within_s),
+            Window(limit, within_s),
+            throttled=Lasting(self._config.throttle_hold_s, every_s),
+            lost=Lasting(again_s=every_s),
+            narrow=Lasting(again_s=every_s),
+            recovery=Lasting(again_s=every_s),
             inactive=set(gpu.inactive_links),
-        )  # fmt: skip
+        )
 
     def _states(self, pci: str, known: _Gpu, now: GpuReading, now_s: float) -> list[Finding]:
         found = []
         recovery = now.values.get("recovery", 0)
-        if known.recovery.begins(recovery in RECOVERIES, now_s):
+        if known.recovery.is_due(recovery in RECOVERIES, now_s):
             found.append(_of_gpu("gpu_recovery", pci, known, f"needs: {RECOVERIES[recovery]}"))
         reasons = [why for bit, why in SLOWDOWNS.items() if now.values.get("throttle", 0) & bit]
-        if known.throttled.begins(bool(reasons), now_s):
+        if known.throttled.is_due(bool(reasons), now_s):
             watts = now.values.get("power_mw", 0) / 1000
             what = f"is slowed down by {', '.join(reasons)}"
             detail = f"{now.values.get('temperature', 0)} C, {watts:.0f} W"
             found.append(_of_gpu("gpu_throttled", pci, known, f"{what} at {detail}"))
         before = known.first.values.get("pcie_width", 0)
         width = now.values.get("pcie_width", before)
-        if known.narrow.begins(0 < width < before, now_s):
+        if known.narrow.is_due(0 < width < before, now_s):
             what = f"uses {width} PCIe lanes, and used {before}"
             found.append(_of_gpu("gpu_pcie_width", pci, known, what))
         if links := sorted(set(now.inactive_links) - known.inactive):

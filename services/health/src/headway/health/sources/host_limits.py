@@ -13,7 +13,7 @@ from typing import Final
 import psutil
 from headway.common.wire.messages.health import Finding
 from headway.health.config import HealthConfig
-from headway.health.sources.changes import Counters, Lasting, changed, read_text
+from headway.health.sources.changes import Counters, Lasting, again_s, changed, read_text
 from headway.health.sources.host import read_pressure
 
 OOM_FILES: Final = ("memory.events", "memory.oom_control")
@@ -31,7 +31,9 @@ class HostLimits:
         self._memory = _first(folders, OOM_FILES)
         self._cpu = _first(folders, ("cpu.stat",))
         self._counters = Counters()
-        self._waiting, self._throttled = (Lasting(config.pressure_hold_s) for _ in range(2))
+        self._waiting, self._throttled = (
+            Lasting(config.pressure_hold_s, again_s(config)) for _ in range(2)
+        )
 
     def read(self) -> list[Finding]:
         """What is news about them."""
@@ -46,7 +48,7 @@ class HostLimits:
             fraction = read_pressure().get("memory.full", 0.0)
         except (ValueError, KeyError):
             return []  # not the format of the kernel
-        if not self._waiting.begins(fraction > self._config.memory_pressure, now_s):
+        if not self._waiting.is_due(fraction > self._config.memory_pressure, now_s):
             return []
         line = f"for {fraction:.0%} of the last 10 s all tasks waited for memory"
         path = str(Path(psutil.PROCFS_PATH, "pressure", "memory"))
@@ -68,7 +70,7 @@ class HostLimits:
         periods = self._counters.growth("periods", _field(self._cpu, "nr_periods"))
         held = self._counters.growth("throttled", _field(self._cpu, "nr_throttled"))
         fraction = held / periods if periods else 0.0
-        if not self._throttled.begins(fraction > self._config.throttled_fraction, now_s):
+        if not self._throttled.is_due(fraction > self._config.throttled_fraction, now_s):
             return []
         line = f"the CPU quota of {self._cpu.parent} was used up in {fraction:.0%} of its periods"
         return [changed("cgroup_throttled", "host", "node", line, file=str(self._cpu))]

@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import Final
 
 from headway.common.wire.messages.health import Finding
-from headway.health.sources.changes import Lasting, changed
+from headway.health.config import HealthConfig
+from headway.health.sources.changes import Lasting, again_s, changed
 
 FAILING: Final = frozenset(
     {errno.EIO, errno.ESTALE, errno.ENOTCONN, errno.ESHUTDOWN, errno.EREMOTEIO}
@@ -21,13 +22,18 @@ FAILING: Final = frozenset(
 class MountSource:
     """Asks one file system; a call that hangs is reported by the thread that reads this."""
 
-    def __init__(self, path: Path, clock_s: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self,
+        path: Path,
+        config: HealthConfig,
+        clock_s: Callable[[], float] = time.monotonic,
+    ) -> None:
         self._path, self._clock_s = path, clock_s
         self._was_writable = False
-        self._read_only, self._failing = Lasting(0.0), Lasting(0.0)
+        self._read_only, self._failing = (Lasting(again_s=again_s(config)) for _ in range(2))
 
     def read(self) -> list[Finding]:
-        """Whether it fails now, or has become read-only since the start."""
+        """Whether it fails, or has become read-only since the start."""
         error, is_read_only = "", False
         try:
             is_read_only = bool(os.statvfs(self._path).f_flag & os.ST_RDONLY)
@@ -36,9 +42,9 @@ class MountSource:
             error = str(failure.strerror) if failure.errno in FAILING else ""
         now_s = self._clock_s()
         found = []
-        if self._failing.begins(bool(error), now_s):
+        if self._failing.is_due(bool(error), now_s):
             found.append(finding("mount_error", self._path, f"fails: {error}"))
-        if self._read_only.begins(is_read_only and self._was_writable, now_s):
+        if self._read_only.is_due(is_read_only and self._was_writable, now_s):
             found.append(finding("mount_read_only", self._path, "has become read-only"))
         return found
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
@@ -18,6 +18,7 @@ from headway.health.sources.changes import (
     Counters,
     Lasting,
     Window,
+    again_s,
     changed,
     children,
     read_int,
@@ -40,8 +41,8 @@ MIN_SEGMENTS: Final = 1000
 class _Device:
     errors: Window
     drops: Window
+    down: Lasting
     was_up: bool = False
-    down: Lasting = field(default_factory=lambda: Lasting(0.0))
 
 
 class NetSource:
@@ -69,12 +70,7 @@ class NetSource:
 
     def _read_device(self, name: str, folder: Path, now_s: float) -> list[Finding]:
         window_s = self._config.counter_window_s
-        device = self._devices.setdefault(
-            name,
-            _Device(
-                Window(self._config.nic_errors, window_s), Window(self._config.net_drops, window_s)
-            ),
-        )
+        device = self._devices.setdefault(name, self._new())
         state = read_text(folder / "operstate") or ("" if folder.exists() else "gone")
         device.was_up = device.was_up or state == "up"
         found: list[Finding] = []
@@ -83,7 +79,7 @@ class NetSource:
             line = f"carrier changed {grown} times, now {state or 'unknown'}"
             found.append(_finding("net_flap", name, folder / "carrier_changes", line, grown))
         is_down = state in ("down", "lowerlayerdown", "notpresent", "gone")
-        if device.down.begins(device.was_up and is_down, now_s):
+        if device.down.is_due(device.was_up and is_down, now_s):
             found.append(_finding("net_down", name, folder / "operstate", f"is {state}"))
         errors = self._grown(name, folder, ERRORS)
         if total := device.errors.add(errors, now_s):
@@ -95,6 +91,11 @@ class NetSource:
             line = f"drops {total} packets within {window_s:.0f} s"
             found.append(_finding("net_drops", name, folder / "statistics/rx_dropped", line, total))
         return found
+
+    def _new(self) -> _Device:
+        config, window_s = self._config, self._config.counter_window_s
+        errors, drops = Window(config.nic_errors, window_s), Window(config.net_drops, window_s)
+        return _Device(errors, drops, Lasting(again_s=again_s(config)))
 
     def _grown(self, name: str, folder: Path, counters: tuple[str, ...]) -> int:
         return sum(
@@ -109,7 +110,7 @@ class _Retransmits:
     def __init__(self, config: HealthConfig) -> None:
         self._config = config
         self._begun: tuple[float, int, int] | None = None
-        self._state = Lasting(0.0)
+        self._state = Lasting(again_s=again_s(config))
 
     def read(self, now_s: float) -> list[Finding]:
         path = Path(psutil.PROCFS_PATH, "net", "snmp")
@@ -122,7 +123,7 @@ class _Retransmits:
         self._begun = (now_s, sent, again)
         num_sent, num_again = sent - sent_before, again - again_before
         fraction = num_again / num_sent if num_sent >= MIN_SEGMENTS else 0.0
-        if not self._state.begins(fraction > self._config.retransmit_fraction, now_s):
+        if not self._state.is_due(fraction > self._config.retransmit_fraction, now_s):
             return []
         line = f"{num_again} of {num_sent} TCP segments were sent again ({fraction:.1%})"
         return [changed("tcp_retransmits", "net", "node", line, file=str(path), count=num_again)]

@@ -17,6 +17,7 @@ from headway.health.sources.changes import (
     Counters,
     Lasting,
     Window,
+    again_s,
     changed,
     children,
     read_int,
@@ -46,8 +47,8 @@ class _Port:
 
     was_active: bool
     rate: str
-    down: Lasting = field(default_factory=lambda: Lasting(0.0))
-    slow: Lasting = field(default_factory=lambda: Lasting(0.0))
+    down: Lasting
+    slow: Lasting
     errors: dict[str, Window] = field(default_factory=dict)
 
 
@@ -76,15 +77,15 @@ class NicSource:
         now_s = self._clock_s()
         state = _word(read_text(folder / "state"))
         rate = read_text(folder / "rate") or ""
-        port = self._ports.setdefault(name, _Port(state == ACTIVE, rate))
+        port = self._ports.setdefault(name, self._new(state, rate))
         if state == ACTIVE and not port.was_active:
             port.was_active, port.rate = True, rate
         found: list[Finding] = []
         is_gone = not folder.exists()
-        if port.down.begins(port.was_active and (is_gone or state not in (ACTIVE, "")), now_s):
+        if port.down.is_due(port.was_active and (is_gone or state not in (ACTIVE, "")), now_s):
             what = "is gone" if is_gone else f"is {state.lower()}"
             found.append(_finding("nic_down", name, folder / "state", what))
-        if port.slow.begins(_gigabits(rate) < _gigabits(port.rate) and state == ACTIVE, now_s):
+        if port.slow.is_due(_gigabits(rate) < _gigabits(port.rate) and state == ACTIVE, now_s):
             line = f"runs at {rate}, and ran at {port.rate}"
             found.append(_finding("nic_slow", name, folder / "rate", line))
         path = folder / "counters" / "link_downed"
@@ -93,6 +94,10 @@ class NicSource:
             line = f"lost its link: link_downed rose from {(value or 0) - lost} to {value}"
             found.append(_finding("nic_flap", name, path, line, count=lost))
         return found + self._errors(name, folder, port, now_s)
+
+    def _new(self, state: str, rate: str) -> _Port:
+        every_s = again_s(self._config)
+        return _Port(state == ACTIVE, rate, Lasting(again_s=every_s), Lasting(again_s=every_s))
 
     def _errors(self, name: str, folder: Path, port: _Port, now_s: float) -> list[Finding]:
         limit, within_s = self._config.nic_errors, self._config.counter_window_s

@@ -13,7 +13,7 @@ from headway.common.wire.side_thread import SideThread
 from headway.health.config import HealthConfig
 from headway.health.rulebook import RuleBook
 from headway.health.sources import kernel_log, mounts
-from headway.health.sources.changes import changed
+from headway.health.sources.changes import again_s, changed
 from headway.health.sources.clock import ClockSource
 from headway.health.sources.gpu_probe import GpuProbe
 from headway.health.sources.gpus import GpuSource, has_gpus
@@ -125,6 +125,7 @@ class NodeSources:
             period_s or self._config.source_interval_s,
             deadline_s or self._config.source_deadline_s,
             hung,
+            again_s(self._config),
         )
 
     def _start_mount(self, path: Path) -> SourceThread:
@@ -134,10 +135,11 @@ class NodeSources:
         config = self._config
         return SourceThread(
             "mount",
-            lambda: mounts.MountSource(path),
+            lambda: mounts.MountSource(path, config),
             config.source_interval_s,
             config.source_deadline_s,
             hung,
+            again_s(config),
         )
 
     def _start_gpus(self, library: str) -> SourceThread:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 from collections.abc import Callable
@@ -10,6 +11,7 @@ from typing import Protocol
 import msgspec
 from headway.common.wire.messages.health import Finding
 from headway.common.wire.side_thread import SideThread
+from headway.health.sources.changes import Lasting
 
 MAX_WAITING = 1024
 """Limit of pending findings, beyond which reading pauses."""
@@ -35,8 +37,9 @@ class SourceThread:
     Args:
         name: of the thread.
         period_s: from the end of one reading to the next.
-        deadline_s: after which a reading is reported as hung, once, by ``hung``. It is left to
-            itself, no second one is begun, and it may hang and be reported again once it has ended.
+        deadline_s: after which a reading is reported as hung by ``hung``. It is left to itself, and
+            no second one is begun.
+        again_s: from one report of a reading that still hangs to the next.
     """
 
     def __init__(
@@ -46,6 +49,7 @@ class SourceThread:
         period_s: float,
         deadline_s: float,
         hung: Callable[[float], Finding],
+        again_s: float = math.inf,
     ) -> None:
         self._make, self._period_s = make, period_s
         self._deadline_s, self._hung = deadline_s, hung
@@ -54,8 +58,9 @@ class SourceThread:
         """Pending findings with the time at which they were read, oldest first."""
         self._lock = threading.Lock()
         self._num_begun = 0
-        self._num_hung = 0
-        """The reading that was last reported as hung."""
+        self._num_seen = 0
+        """The reading that ``_is_hung`` is about."""
+        self._is_hung = Lasting(again_s=again_s)
         self._was_read = threading.Event()
         self._thread = SideThread(name, self._read)
 
@@ -68,8 +73,10 @@ class SourceThread:
         now_s = time.monotonic()
         busy_s = self._thread.busy_s()
         taken = []
-        if busy_s > self._deadline_s and self._num_hung != self._num_begun and most > 0:
-            self._num_hung = self._num_begun
+        if self._num_seen != self._num_begun:
+            self._num_seen = self._num_begun
+            self._is_hung.is_due(False, now_s)
+        if most > 0 and self._is_hung.is_due(busy_s > self._deadline_s, now_s):
             taken.append(self._hung(busy_s))
         with self._lock:
             for place in list(self._found)[: most - len(taken)]:
