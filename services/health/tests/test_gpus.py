@@ -187,12 +187,31 @@ class Unkillable:
 
 
 @needs_compiler
-def test_a_process_that_crashes_is_started_again(card: Card) -> None:
-    card.show(*TWO)
-    assert card.probe._process is not None
-    card.probe._process.kill()
-    card.probe._process.wait()
-    assert card.show(*TWO) == []
+def test_a_process_that_crashes_is_started_again_after_ever_longer_times(
+    library: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "gpus").write_text("\n".join(TWO) + "\n")
+    monkeypatch.setenv("FAKE_NVML", str(tmp_path / "gpus"))
+    now_s = [100.0]
+    probe = GpuProbe(str(library), 60.0, lambda: now_s[0])
+    with closing(probe):
+        assert probe.read().error == ""
+        assert probe._process is not None
+        probe._process.kill()
+        probe._process.wait()
+        started = []
+        monkeypatch.setattr("sys.executable", "/bin/false")
+        for _ in range(200):
+            before = probe._start_s
+            assert "failed" in probe.read().error
+            if probe._start_s != before:
+                started.append(now_s[0])
+            now_s[0] += 1.0
+        assert started == [100.0, 101.0, 103.0, 107.0, 115.0, 131.0, 163.0, 223.0, 283.0]
+        monkeypatch.undo()
+        monkeypatch.setenv("FAKE_NVML", str(tmp_path / "gpus"))
+        now_s[0] += 60.0
+        assert len(probe.read().gpus) == 2
 
 
 def test_replies_that_are_none_are_an_error() -> None:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import select
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from typing import Final
 
 import msgspec
@@ -15,6 +17,8 @@ from headway.health.sources.nvml import Reading
 
 MAX_REPLY_BYTES: Final = 1 << 20
 """A longer reply is not one."""
+MAX_RESTART_S: Final = 60.0
+"""The longest time before a process that has crashed is started again."""
 
 
 class GpuProbe:
@@ -24,12 +28,20 @@ class GpuProbe:
         library: name or path of the library.
         deadline_s: of one reading, the start of the process included. A process that misses it is
             killed; one that does not end then, since it hangs in the driver, is left to itself, and
-            no second one is started.
+            no second one is started. One that crashes is started again after 1 s, 2 s, 4 s and so
+            on up to a minute.
+        clock_s: for these times.
     """
 
-    def __init__(self, library: str, deadline_s: float) -> None:
-        self._library, self._deadline_s = library, deadline_s
+    def __init__(
+        self, library: str, deadline_s: float, clock_s: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._library, self._deadline_s, self._clock_s = library, deadline_s, clock_s
         self._process: subprocess.Popen[bytes] | None = None
+        self._num_crashes, self._start_s = 0, -math.inf
+        """Crashes since the last reading, and when the next process may be started."""
+        self._why = ""
+        """What the newest crash was."""
 
     def read(self) -> Reading:
         """A reading, or why there is none.
@@ -38,18 +50,31 @@ class GpuProbe:
             TimeoutError: there is no answer within the deadline, or an earlier process still hangs.
         """
         if self._process is not None and self._process.poll() is not None:
+            code, was_ended = self._process.poll(), self._process.stdin is None
             self._forget()
+            if not was_ended:
+                return self._crashed(f"it ended with code {code}")
         elif self._process is not None and self._process.stdin is None:
             raise TimeoutError("the process that asks the driver hangs, and cannot be ended")
+        if self._process is None and self._clock_s() < self._start_s:
+            return Reading(error=self._why)
         try:
-            process = self._process or self._start()
-            return self._ask(process)
-        except (OSError, msgspec.DecodeError) as error:
-            if not isinstance(error, TimeoutError):
-                self._end()
-                return Reading(error=f"the process that reads NVML failed: {error}")
+            reading = self._ask(self._process or self._start())
+        except TimeoutError:
             self._end()
             raise
+        except (OSError, msgspec.DecodeError) as error:
+            self._end()
+            return self._crashed(str(error))
+        self._num_crashes = 0
+        return reading
+
+    def _crashed(self, why: str) -> Reading:
+        """Wait before the next start, twice as long after each crash."""
+        self._start_s = self._clock_s() + min(2.0**self._num_crashes, MAX_RESTART_S)
+        self._num_crashes = min(self._num_crashes + 1, 16)
+        self._why = f"the process that reads NVML failed: {why}"
+        return Reading(error=self._why)
 
     def close(self) -> None:
         self._end()
