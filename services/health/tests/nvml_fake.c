@@ -1,6 +1,8 @@
 /* A libnvidia-ml.so.1 for tests: its GPUs are what the file in FAKE_NVML says, line by line.
  *
- *   INDEX PCI CODE RECOVERY ECC WIDTH THROTTLE LINKS   one GPU; CODE is what its functions return
+ *   INDEX PCI CODE RECOVERY ECC WIDTH THROTTLE LINKS   one GPU; CODE is what its functions return;
+ *                                                      those but 15 are also its handle's if > 900
+ *   link LINK ERRORS                                   of each GPU; only such links can be read
  *   xid INDEX NUMBER                                   an event, reported once per process
  *   count N                                            a count that is not the number of lines
  *   hang                                               the next call never returns
@@ -12,17 +14,20 @@
 
 typedef struct { int code, recovery, width, throttle, links; unsigned long long ecc; char pci[32]; } Gpu;
 static Gpu gpus[64];
-static int num, claimed, xid_gpu, xid_number, num_events;
+static int num, claimed, xid_gpu, xid_number, num_events, link_errors[18];
 
 static void load(void) {
     char line[256];
     FILE *file = fopen(getenv("FAKE_NVML"), "r");
     num = 0, claimed = -1, xid_number = 0;
+    memset(link_errors, -1, sizeof link_errors);
     while (file && fgets(line, sizeof line, file)) {
         Gpu g = {0};
         int index;
         if (!strncmp(line, "hang", 4)) for (;;) sleep(1);
         if (sscanf(line, "xid %d %d", &xid_gpu, &xid_number) == 2) continue;
+        int link, errors;
+        if (sscanf(line, "link %d %d", &link, &errors) == 2) { link_errors[link] = errors; continue; }
         if (sscanf(line, "count %d", &claimed) == 1) continue;
         if (sscanf(line, "%d %31s %d %d %llu %d %d %d", &index, g.pci, &g.code, &g.recovery, &g.ecc,
                    &g.width, &g.throttle, &g.links) == 8)
@@ -39,7 +44,7 @@ int nvmlDeviceGetCount_v2(unsigned *count) { load(); *count = claimed >= 0 ? cla
 int nvmlDeviceGetHandleByIndex_v2(unsigned i, void **handle) {
     if (i >= (unsigned)num) return 2;
     *handle = (void *)(long)(i + 1);
-    return gpus[i].code == 15 ? 15 : 0;
+    return gpus[i].code == 15 || gpus[i].code > 900 ? gpus[i].code : 0;
 }
 int nvmlDeviceGetUUID(void *h, char *text, unsigned n) { snprintf(text, n, "GPU-%s", gpu(h)->pci); return 0; }
 int nvmlDeviceGetName(void *h, char *text, unsigned n) { (void)h; snprintf(text, n, "Fake H100"); return 0; }
@@ -60,6 +65,10 @@ int nvmlDeviceGetCurrentClocksThrottleReasons(void *h, unsigned long long *bits)
 int nvmlDeviceGetNvLinkState(void *h, unsigned link, unsigned *on) {
     *on = link < (unsigned)gpu(h)->links;
     return link < 4 ? gpu(h)->code : 3;
+}
+int nvmlDeviceGetNvLinkErrorCounter(void *h, unsigned link, int counter, unsigned long long *n) {
+    *n = link_errors[link];
+    return counter == 0 && link_errors[link] >= 0 ? gpu(h)->code : 3;
 }
 int nvmlDeviceGetFieldValues(void *h, int n, char *field) {
     *(int *)(field + 28) = gpu(h)->code;

@@ -40,7 +40,8 @@ class Card:
     def __init__(self, library: Path, file: Path, deadline_s: float = 60.0) -> None:
         self._file, self._now_s = file, 0.0
         self.probe = GpuProbe(str(library), deadline_s)
-        self.source = GpuSource(self.probe, CONFIG, lambda: self._now_s)
+        self.sysfs = file.parent / "sys"
+        self.source = GpuSource(self.probe, CONFIG, lambda: self._now_s, sysfs=self.sysfs)
 
     def show(self, *lines: str) -> list[Finding]:
         self._file.write_text("\n".join(lines) + "\n")
@@ -88,11 +89,41 @@ def test_a_change_of_one_gpu_is_one_finding_about_it(card: Card, line: str, rule
 
 
 @needs_compiler
-def test_a_gpu_that_is_no_longer_listed_is_lost(card: Card) -> None:
+def test_a_gpu_that_is_gone_from_the_bus_is_lost(card: Card) -> None:
+    device = card.sysfs / "bus/pci/devices" / PCI
+    device.mkdir(parents=True)
+    device.with_name("0000:00:00.0").mkdir()
     card.show(*TWO)
+    device.rmdir()
     (found,) = card.show(TWO[1])
     assert (found.rule, found.name) == ("gpu_lost", PCI)
     assert card.show(TWO[1]) == []
+
+
+@needs_compiler
+@pytest.mark.parametrize(
+    "lines",
+    [(TWO[1],), ("count 0",), ("0 00000000:3B:00.0 999 0 5 16 0 4", TWO[1])],
+    ids=["one is missing", "none is listed", "its handle is refused"],
+)
+def test_an_incomplete_answer_is_no_loss_and_must_come_twice(
+    card: Card, lines: tuple[str, ...]
+) -> None:
+    card.show(*TWO)
+    seen = [card.rules(*shown) for shown in (lines, TWO, lines, lines, lines, TWO, lines)]
+    assert seen == [[], [], [], ["gpu_unreadable"], [], [], []]
+    (found,) = card.show(*lines)
+    assert found.subject == "node" and PCI in found.line
+    assert card.rules("0 00000000:3B:00.0 0 0 6 16 0 4", TWO[1]) == ["gpu_memory_error"]
+
+
+@needs_compiler
+def test_a_link_that_can_be_read_again_has_no_new_errors(card: Card) -> None:
+    both = (*TWO, "link 0 7", "link 3 90000")
+    assert card.show(*both) == []
+    assert card.show(*TWO, "link 0 7") == card.show(*both) == []
+    found = card.show(*TWO, "link 0 7", "link 3 99000")
+    assert [one.rule for one in found] == ["gpu_link_errors"] * 2 and found[0].count == 9000
 
 
 @needs_compiler
@@ -124,6 +155,7 @@ def test_an_xid_is_left_to_the_kernels_log(
 @needs_compiler
 def test_a_library_that_lies_is_one_finding(card: Card) -> None:
     card.show(*TWO)
+    assert card.show(*TWO, "count 1000000") == []
     (found,) = card.show(*TWO, "count 1000000")
     assert found.rule == "gpu_unreadable"
     assert card.show(*TWO, "count 1000000") == []
@@ -139,6 +171,7 @@ def test_a_library_that_cannot_start_is_one_finding(
     monkeypatch.setenv("FAKE_NVML", str(tmp_path / "gpus"))
     for name, said in ((str(library), "999"), (str(tmp_path / "no.so"), "no.so")):
         with closing(GpuSource(GpuProbe(name, 60.0), CONFIG)) as source:
+            assert source.read() == []
             (found,) = source.read()
             assert found.rule == "gpu_unreadable" and said in found.line
             assert source.read() == []
@@ -226,8 +259,7 @@ def test_replies_that_are_none_are_an_error() -> None:
             pass
 
     source = GpuSource(Says("nonsense"), CONFIG)
-    assert [one.rule for one in source.read()] == ["gpu_unreadable"]
-    assert source.read() == []
+    assert [[one.rule for one in source.read()] for _ in range(3)] == [[], ["gpu_unreadable"], []]
 
 
 def test_a_machine_with_gpus_is_known_by_its_pci_devices(tmp_path: Path) -> None:

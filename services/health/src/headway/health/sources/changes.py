@@ -103,6 +103,11 @@ class Lasting:
         self._since_s: float | None = None
         self._reported_s: float | None = None
 
+    @property
+    def is_off(self) -> bool:
+        """Whether the state was off when it was last asked for."""
+        return self._since_s is None
+
     def is_due(self, is_on: bool, now_s: float) -> bool:
         """Whether the state, which is on or off now, is to be reported now."""
         if not is_on:

@@ -22,7 +22,7 @@ from headway.health.sources.changes import (
     children,
     read_text,
 )
-from headway.health.sources.nvml import GpuReading, Reading
+from headway.health.sources.nvml import LINK_ERRORS, GpuReading, Reading
 
 NVIDIA: Final = "0x10de"
 DISPLAY: Final = "0x03"
@@ -57,6 +57,8 @@ class _Gpu:
     narrow: Lasting
     recovery: Lasting
     inactive: set[int] = field(default_factory=set)
+    was_on_bus: bool = False
+    """Whether sysfs has listed its PCI device."""
 
 
 class GpuSource:
@@ -68,13 +70,16 @@ class GpuSource:
         config: HealthConfig,
         clock_s: Callable[[], float] = time.monotonic,
         wants_xids: Callable[[], bool] = lambda: True,
+        sysfs: Path = Path("/sys"),
     ) -> None:
         """``wants_xids`` is false while the kernel's log is read, which has each Xid, too."""
         self._probe, self._config, self._clock_s = probe, config, clock_s
-        self._wants_xids = wants_xids
+        self._wants_xids, self._bus = wants_xids, sysfs / "bus" / "pci" / "devices"
         self._gpus: dict[str, _Gpu] = {}
         self._counters = Counters()
-        self._hung, self._failed = (Lasting(again_s=again_s(config)) for _ in range(2))
+        self._num_unreadable = 0
+        """Readings in a row that were not complete."""
+        self._hung, self._unreadable = (Lasting(again_s=again_s(config)) for _ in range(2))
         self.identity: tuple[Gpu, ...] = ()
         """The GPUs at the first reading, the lost ones included."""
         self.driver = ""
@@ -88,11 +93,8 @@ class GpuSource:
             is_new = self._hung.is_due(True, now_s)
             return [_of_node("gpu_probe_hung", str(error))] if is_new else []
         self._hung.is_due(False, now_s)
-        if self._failed.is_due(bool(reading.error), now_s):
-            return [_of_node("gpu_unreadable", reading.error)]
-        if reading.error:
-            return []
-        return self._compare(reading, now_s)
+        found = [] if reading.error else self._compare(reading, now_s)
+        return found + self._incomplete(reading, now_s)
 
     def close(self) -> None:
         self._probe.close()
@@ -110,17 +112,43 @@ class GpuSource:
             for pci, one in self._gpus.items()
         )
         found: list[Finding] = []
+        on_bus = children(self._bus)
         for pci, known in self._gpus.items():
             now = present.get(pci)
-            if known.lost.is_due(now is None or now.is_lost, now_s):
-                what = "is no longer listed" if now is None else "is lost to the driver"
-                found.append(_of_gpu("gpu_lost", pci, known, what))
-            if now is not None and not now.is_lost:
+            why_lost = self._why_lost(pci, known, now, on_bus)
+            if known.lost.is_due(bool(why_lost), now_s):
+                found.append(_of_gpu("gpu_lost", pci, known, why_lost))
+            if now is not None and not why_lost and not now.error:
                 found += self._states(pci, known, now, now_s)
                 found += self._growth(pci, known, now, now_s)
         if self._wants_xids():
             found += [self._xid(pci_address(pci), number) for pci, number in reading.xids]
         return found
+
+    @staticmethod
+    def _why_lost(pci: str, known: _Gpu, now: GpuReading | None, on_bus: list[str]) -> str:
+        """What proves that a GPU is lost; empty if nothing does."""
+        if now is not None and now.is_lost:
+            return "is lost to the driver"
+        known.was_on_bus = known.was_on_bus or pci in on_bus
+        is_gone = known.was_on_bus and bool(on_bus) and pci not in on_bus
+        return "is gone from the PCI bus" if is_gone else ""
+
+    def _incomplete(self, reading: Reading, now_s: float) -> list[Finding]:
+        """That a reading lacks a GPU, which proves nothing about it; reported if two in a row do.
+
+        A driver that is being reset or loaded leaves out GPUs for a moment, or all of them.
+        """
+        answers = {pci_address(gpu.pci): gpu.error for gpu in reading.gpus}
+        missing = [
+            f"{pci} ({answers.get(pci) or 'not listed'})"
+            for pci, known in self._gpus.items()
+            if known.lost.is_off and (pci not in answers or answers[pci])
+        ]
+        why = reading.error or (f"NVML does not answer for {', '.join(missing)}" if missing else "")
+        self._num_unreadable = self._num_unreadable + 1 if why else 0
+        is_due = self._unreadable.is_due(self._num_unreadable > 1, now_s)
+        return [_of_node("gpu_unreadable", why)] if is_due else []
 
     def _new(self, gpu: GpuReading) -> _Gpu:
         limit, within_s = self._config.gpu_link_errors, self._config.counter_window_s
@@ -161,8 +189,13 @@ class GpuSource:
     def _growth(self, pci: str, known: _Gpu, now: GpuReading, now_s: float) -> list[Finding]:
         grown = {
             name: self._counters.growth(f"{pci} {name}", now.values.get(name))
-            for name in ("ecc", "remap_pending", "remap_failed", "link_errors", "pcie_replays")
+            for name in ("ecc", "remap_pending", "remap_failed", "pcie_replays")
         }
+        link_errors = sum(
+            self._counters.growth(f"{pci} {name}", value)
+            for name, value in now.values.items()
+            if name.startswith(LINK_ERRORS)
+        )
         found = []
         for name, rule, what in (
             ("ecc", "gpu_memory_error", "counts uncorrected memory errors"),
@@ -171,7 +204,7 @@ class GpuSource:
         ):
             if grown[name]:
                 found.append(_of_gpu(rule, pci, known, what, count=grown[name]))
-        if total := known.links.add(grown["link_errors"], now_s):
+        if total := known.links.add(link_errors, now_s):
             what = f"counts {total} NVLink errors"
             found.append(_of_gpu("gpu_link_errors", pci, known, what, count=total))
         if total := known.replays.add(grown["pcie_replays"], now_s):

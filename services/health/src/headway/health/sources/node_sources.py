@@ -147,7 +147,9 @@ class NodeSources:
 
         def make() -> GpuSource:
             probe = GpuProbe(library, limit_s)
-            self._gpus = GpuSource(probe, self._config, wants_xids=self._lacks_kernel_log)
+            self._gpus = GpuSource(
+                probe, self._config, wants_xids=self._lacks_kernel_log, sysfs=self._options.sysfs
+            )
             return self._gpus
 
         # the probe has its own deadline, and reports it

@@ -26,7 +26,9 @@ _XID_EVENT: Final = 0x8
 _RECOVERY_FIELD: Final = 230
 """NVML_FI_DEV_GET_GPU_RECOVERY_ACTION."""
 _UNCORRECTED, _VOLATILE = 1, 0
-_LINK_ERRORS: Final = (0, 1, 2, 3)
+LINK_ERRORS: Final = "nvlink_"
+"""Beginning of the names of the error counters of links."""
+_LINK_COUNTERS: Final = (0, 1, 2, 3)
 """Replays, recoveries, and checksum errors of flits and of data."""
 _TEXT_BYTES: Final = 96
 
@@ -39,6 +41,9 @@ class GpuReading(msgspec.Struct, frozen=True, kw_only=True):
     uuid: str = ""
     name: str = ""
     is_lost: bool = False
+    """The driver says so, with its code for it."""
+    error: str = ""
+    """Why it could not be read, if the driver says anything else; empty if it could."""
     values: dict[str, int] = {}
     inactive_links: tuple[int, ...] = ()
 
@@ -126,7 +131,8 @@ class Nvml:
         known = self._known.get(index)
         if code and known is not None:
             is_lost = code == GPU_IS_LOST
-            return msgspec.structs.replace(known, is_lost=is_lost, values={})
+            error = "" if is_lost else f"code {code}"
+            return msgspec.structs.replace(known, is_lost=is_lost, error=error)
         pci = "" if code else self._pci(handle)
         if not pci:
             return None
@@ -163,10 +169,7 @@ class Nvml:
         code = self._call("nvmlDeviceGetFieldValues", handle, 1, ctypes.byref(wanted))
         if not code and not wanted.result:
             values["recovery"] = int(wanted.value) & 0xFFFFFFFF
-        errors = list(self._link_errors(handle))
-        if errors:
-            values["link_errors"] = sum(errors)
-        return values, lost
+        return values | dict(self._link_errors(handle)), lost
 
     def _links(self, handle: ctypes.c_void_p) -> Iterator[tuple[int, bool]]:
         for link in range(MAX_LINKS):
@@ -174,13 +177,14 @@ class Nvml:
             if not self._call("nvmlDeviceGetNvLinkState", handle, link, ctypes.byref(state)):
                 yield link, bool(state.value)
 
-    def _link_errors(self, handle: ctypes.c_void_p) -> Iterator[int]:
+    def _link_errors(self, handle: ctypes.c_void_p) -> Iterator[tuple[str, int]]:
+        """Each counter of each link by itself: a sum would grow when one more can be read."""
         function = "nvmlDeviceGetNvLinkErrorCounter"
         for link in range(MAX_LINKS):
-            for counter in _LINK_ERRORS:
+            for counter in _LINK_COUNTERS:
                 value = ctypes.c_ulonglong()
                 if not self._call(function, handle, link, counter, ctypes.byref(value)):
-                    yield value.value
+                    yield f"{LINK_ERRORS}{link}_{counter}", value.value
 
     def _register(self) -> None:
         """Ask for events of every GPU, once."""
