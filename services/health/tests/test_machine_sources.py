@@ -31,9 +31,12 @@ HEALTHY_PORT = {
     f"{PORT}/counters/port_rcv_errors": "1",
     f"{PORT}/counters/port_xmit_wait": "4551386827",
     f"{PORT}/hw_counters/local_ack_timeout_err": "2",
+    f"{PORT}/hw_counters/req_cqe_error": "3",
+    f"{PORT}/hw_counters/req_cqe_flush_error": "3",
     "class/infiniband/mlx5_3/fw_ver": "28.39.1002",
 }
 HEALTHY_NET = {
+    "class/net/eth0/device/vendor": "0x15b3",
     "class/net/eth0/operstate": "up",
     "class/net/eth0/carrier_changes": "3",
     "class/net/eth0/statistics/rx_packets": "1000",
@@ -119,13 +122,17 @@ def test_errors_are_news_beyond_a_limit_and_congestion_never_is(tmp_path: Path) 
         {
             f"{PORT}/counters/port_rcv_errors": "40",
             f"{PORT}/counters/port_xmit_wait": "9999999999999",
-            f"{PORT}/hw_counters/local_ack_timeout_err": "4",
+            f"{PORT}/hw_counters/local_ack_timeout_err": "4000",
+            f"{PORT}/hw_counters/req_cqe_error": "90003",
+            f"{PORT}/hw_counters/req_cqe_flush_error": "90003",
         },
     )
     assert source.read() == []
     write(tmp_path, {f"{PORT}/counters/port_rcv_errors": "140"})
     (found,) = source.read()
     assert (found.rule, found.count) == ("nic_errors", 139)
+    write(tmp_path, {f"{PORT}/hw_counters/req_cqe_error": "90503"})
+    assert [(one.rule, one.count) for one in source.read()] == [("nic_errors", 500)]
 
 
 def test_a_port_that_was_never_up_is_no_news(tmp_path: Path) -> None:
@@ -166,6 +173,26 @@ def test_an_interface_that_loses_its_carrier_is_named(tmp_path: Path) -> None:
     write(tmp_path, {"class/net/eth0/operstate": "down", "class/net/eth0/carrier_changes": "6"})
     assert rules(source.read()) == ["net_flap", "net_down"]
     assert source.read() == []
+
+
+def test_interfaces_of_containers_are_not_read(tmp_path: Path) -> None:
+    names = ("eni0a1b", "azv3f", "cilium_host", "veth1", "docker0", "lxc4")
+    up = {f"class/net/{name}/operstate": "up" for name in names}
+    write(tmp_path, up | {f"class/net/{name}/carrier_changes": "1" for name in names})
+    source = net(tmp_path)
+    write(tmp_path, dict.fromkeys(up, "down"))
+    write(tmp_path, {f"class/net/{name}/carrier_changes": "9" for name in names})
+    assert source.read() == []
+
+
+def test_an_interface_that_is_gone_is_reported_once_and_may_return(tmp_path: Path) -> None:
+    source, gone = net(tmp_path), tmp_path / "eth0"
+    (tmp_path / "class/net/eth0").rename(gone)
+    assert [rules(source.read()) for _ in range(20)] == [["net_down"], *[[]] * 19]
+    gone.rename(tmp_path / "class/net/eth0")
+    assert source.read() == []
+    write(tmp_path, {"class/net/eth0/operstate": "down"})
+    assert rules(source.read()) == ["net_down"]
 
 
 def test_drops_count_only_as_a_share_of_the_packets(tmp_path: Path) -> None:

@@ -25,11 +25,6 @@ from headway.health.sources.changes import (
     read_text,
 )
 
-VIRTUAL: Final = (
-    "lo", "veth", "docker", "br-", "cni", "flannel", "cali", "virbr", "tap", "tun", "ifb", "dummy",
-    "lxc", "vnet",
-)  # fmt: skip
-"""Beginnings of names of interfaces that come and go with containers, and have no cable."""
 ERRORS: Final = ("rx_errors", "tx_errors", "rx_crc_errors", "tx_carrier_errors")
 DROPS: Final = ("rx_dropped", "tx_dropped", "rx_missed_errors")
 PACKETS: Final = ("rx_packets", "tx_packets")
@@ -46,7 +41,10 @@ class _Device:
 
 
 class NetSource:
-    """Reads every interface with a cable below ``class/net`` of ``sysfs``."""
+    """Reads every interface of a real device below ``class/net`` of ``sysfs``.
+
+    Those of containers, bridges and tunnels come and go, and have no ``device``.
+    """
 
     def __init__(
         self, sysfs: Path, config: HealthConfig, clock_s: Callable[[], float] = time.monotonic
@@ -60,25 +58,33 @@ class NetSource:
         """The changes of all interfaces, and of the node's TCP as a whole."""
         now_s = self._clock_s()
         found: list[Finding] = []
-        present = {name for name in children(self._root) if not name.startswith(VIRTUAL)}
-        for name in sorted(present | self._devices.keys()):
+        present = [name for name in children(self._root) if has_device(self._root / name)]
+        for name in sorted(self._devices.keys() - set(present)):
+            found += self._forget(name)
+        for name in present:
             found += self._read_device(name, self._root / name, now_s)
         return found + self._tcp.read(now_s)
 
     def close(self) -> None:
         """Nothing is held."""
 
+    def _forget(self, name: str) -> list[Finding]:
+        """An interface that is gone is one finding; if it returns, it is a new one."""
+        device = self._devices.pop(name)
+        path = self._root / name / "operstate"
+        return [_finding("net_down", name, path, "is gone")] if device.was_up else []
+
     def _read_device(self, name: str, folder: Path, now_s: float) -> list[Finding]:
         window_s = self._config.counter_window_s
         device = self._devices.setdefault(name, self._new())
-        state = read_text(folder / "operstate") or ("" if folder.exists() else "gone")
+        state = read_text(folder / "operstate") or ""
         device.was_up = device.was_up or state == "up"
         found: list[Finding] = []
         changes = read_int(folder / "carrier_changes")
         if grown := self._counters.growth(f"{name}/carrier", changes):
             line = f"carrier changed {grown} times, now {state or 'unknown'}"
             found.append(_finding("net_flap", name, folder / "carrier_changes", line, grown))
-        is_down = state in ("down", "lowerlayerdown", "notpresent", "gone")
+        is_down = state in ("down", "lowerlayerdown", "notpresent")
         if device.down.is_due(device.was_up and is_down, now_s):
             found.append(_finding("net_down", name, folder / "operstate", f"is {state}"))
         errors = self._grown(name, folder, ERRORS)
@@ -102,6 +108,11 @@ class NetSource:
             self._counters.growth(f"{name}/{one}", read_int(folder / "statistics" / one))
             for one in counters
         )
+
+
+def has_device(folder: Path) -> bool:
+    """Whether an interface belongs to hardware, or to what a hypervisor shows as such."""
+    return "device" in children(folder)
 
 
 class _Retransmits:

@@ -32,13 +32,18 @@ ERRORS: Final = (
     "counters/port_rcv_remote_physical_errors",
     "counters/local_link_integrity_errors",
     "counters/excessive_buffer_overrun_errors",
-    "hw_counters/local_ack_timeout_err",
     "hw_counters/req_cqe_error",
     "hw_counters/resp_cqe_error",
     "hw_counters/rx_icrc_encapsulated",
 )
 """What grows by a fault of the link or its other end. Left out is what congestion also counts, such
-as ``port_xmit_wait``, ``out_of_sequence`` and ``packet_seq_err``."""
+as ``port_xmit_wait``, ``out_of_sequence`` and ``packet_seq_err``, and ``local_ack_timeout_err``,
+which counts on every healthy port whose peer has died."""
+FLUSHED: Final = {
+    "hw_counters/req_cqe_error": "hw_counters/req_cqe_flush_error",
+    "hw_counters/resp_cqe_error": "hw_counters/resp_cqe_flush_error",
+}
+"""The part of a counter that requests make which are cancelled as a connection is closed."""
 
 
 @dataclass(slots=True)
@@ -95,6 +100,9 @@ class NicSource:
             found.append(_finding("nic_flap", name, path, line, count=lost))
         return found + self._errors(name, folder, port, now_s)
 
+    def _grown(self, name: str, folder: Path, counter: str) -> int:
+        return self._counters.growth(f"{name}/{counter}", read_int(folder / counter))
+
     def _new(self, state: str, rate: str) -> _Port:
         every_s = again_s(self._config)
         return _Port(state == ACTIVE, rate, Lasting(again_s=every_s), Lasting(again_s=every_s))
@@ -103,7 +111,9 @@ class NicSource:
         limit, within_s = self._config.nic_errors, self._config.counter_window_s
         found = []
         for counter in ERRORS:
-            grown = self._counters.growth(f"{name}/{counter}", read_int(folder / counter))
+            grown = self._grown(name, folder, counter)
+            if flushed := FLUSHED.get(counter):
+                grown = max(0, grown - self._grown(name, folder, flushed))
             window = port.errors.setdefault(counter, Window(limit, within_s))
             if total := window.add(grown, now_s):
                 line = f"counts {total} {counter.split('/')[1]} within {within_s:.0f} s"
