@@ -231,6 +231,12 @@ def test_own_rules_come_first(tmp_path: Path) -> None:
     assert len(with_own([file]).rules) == len(RULES) + 1
 
 
+def test_capitals_in_contains_rule_no_line_out(tmp_path: Path) -> None:
+    file = tmp_path / "own.toml"
+    file.write_text(OWN + "contains = ['Lost ']\nbad = ['we lost 12 tokens']\n")
+    assert with_own([file]).match("we lost 12 tokens", ["rank"]) is not None
+
+
 @pytest.mark.parametrize(
     ("old", "new", "said"),
     [
@@ -241,6 +247,24 @@ def test_own_rules_come_first(tmp_path: Path) -> None:
         ("confidence = 0.6", "confidence = 6", "6"),
         ("confidence = 0.6", "confidence = 0.6\naction = 'stop_run'", "stop_run"),
         ("confidence = 0.6", "confidence = 0.6\ntimes = 3", "3 within"),
+        ("confidence = 0.6", "confidence = 0.6\ntimes = 65\nwithin_s = 60.0", "times = '65 within"),
+        ("confidence = 0.6", "confidence = 0.6\ntimes = 0\nwithin_s = 60.0", "times = '0 within"),
+        ("confidence = 0.6", "confidence = 0.6\ntimes = 2\nwithin_s = nan", "2 within nan"),
+        (
+            "confidence = 0.6",
+            "confidence = 0.6\nrepeat = { times = 0, within_s = 9.0, remedy = 'x' }",
+            "repeat = '0 within 9.0 s'",
+        ),
+        (
+            "confidence = 0.6",
+            "confidence = 0.6\nrepeat = { times = 65, within_s = 9.0, remedy = 'x' }",
+            "repeat = '65 within 9.0 s'",
+        ),
+        (
+            "confidence = 0.6",
+            "confidence = 0.6\nrepeat = { times = 2, within_s = 0.0, remedy = 'x' }",
+            "repeat = '2 within 0.0 s'",
+        ),
         ("confidence = 0.6", "confidence = 0.6\ncolour = 'red'", "colour"),
         ('name = "tokens_lost"', 'name = "gpu_lost"', "gpu_lost"),
         ('name = "tokens_lost"', 'name = "a:b"', "a:b"),

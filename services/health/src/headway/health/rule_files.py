@@ -12,6 +12,7 @@ from typing import Final
 import msgspec
 import structlog
 from headway.common.errors import ConfigError
+from headway.health.detectors.repeats import MOST
 from headway.health.rulebook import LINE_SOURCES, Rule, RuleBook
 from headway.health.xids import xid_rules
 
@@ -130,16 +131,23 @@ def _rule(entry: object, file: str) -> Rule:
         _refuse(file, rule.name, "name", rule.name, "a name of a to z, 0 to 9 and _")
     if not 0 <= rule.confidence <= 1:
         _refuse(file, rule.name, "confidence", rule.confidence, "a number from 0 to 1")
-    if rule.times < 1 or (rule.times > 1 and rule.within_s <= 0):
-        value = f"{rule.times} within {rule.within_s} s"
-        _refuse(file, rule.name, "times", value, "a count of 1 or more, and a time for it")
+    _check_times(file, rule)
     for text in rule.expressions:
         try:
             re.compile(text)
         except (re.error, OverflowError, RecursionError) as error:
             message = f"{file}: rule {rule.name!r} has the pattern {text}: {error}"
             raise ConfigError(message, remedy="fix this regular expression") from error
-    return rule
+    contains = tuple(text.lower() for text in rule.contains)
+    return msgspec.structs.replace(rule, contains=contains)
+
+
+def _check_times(file: str, rule: Rule) -> None:
+    wanted = f"a count from 1 to {MOST}, and a time above 0 for it"
+    if not 1 <= rule.times <= MOST or (rule.times > 1 and not rule.within_s > 0):
+        _refuse(file, rule.name, "times", f"{rule.times} within {rule.within_s} s", wanted)
+    if (again := rule.repeat) and not (1 <= again.times <= MOST and again.within_s > 0):
+        _refuse(file, rule.name, "repeat", f"{again.times} within {again.within_s} s", wanted)
 
 
 def _shipped_text(name: str) -> str:
