@@ -131,6 +131,14 @@ def test_a_gpu_is_named_by_its_uuid_too() -> None:
     assert (rows["program"], rows["at"].rsplit(":", 2)[0]) == ("kernel", "/dev/kmsg")
 
 
+def test_files_of_two_nodes_with_one_name_and_number_are_two_files() -> None:
+    """Nodes that were made from one image: the second one's log is shorter."""
+    cluster = Cluster()
+    earlier, later = xid(79, GPU_A), xid(79, GPU_A)
+    assert [one.node for one in cluster.report(later, node=0)] == [0]
+    assert [one.node for one in cluster.report(earlier, node=1)] == [1]
+
+
 def test_a_restarted_monitor_knows_the_counters_it_has_reported() -> None:
     first, second = Cluster(), Cluster()
     flap = changed("nic_flap", "nic", "nic", "lost its link", name="mlx5_3/1")

@@ -30,9 +30,9 @@ class FindingEpisodes:
 
     def __init__(self, episodes: Episodes, rules: RuleBook, quiet_s: float) -> None:
         self._episodes, self._rules, self._quiet_s = episodes, rules, quiet_s
-        self._read_up_to: dict[tuple[str, int], int] = {}
-        """(file, inode) -> offset of the newest finding; agents repeat them, and two may follow
-        one file."""
+        self._read_up_to: dict[tuple[int, str, int], int] = {}
+        """(node, file, inode) -> offset of the newest finding, as agents repeat them. Files of two
+        nodes may have one name and one number, where both were made from one image."""
         self._newest_s: dict[Key, float] = {}
         self._counts: dict[Key, int] = {}
         self._repeats = Repeats()
@@ -46,7 +46,7 @@ class FindingEpisodes:
             for row in verdict.evidence:
                 if row.name == "at":
                     file, inode, offset = row.value.rsplit(":", 2)
-                    self._note((file, int(inode)), int(offset))
+                    self._note((verdict.node, file, int(inode)), int(offset))
         for key in self._episodes.open_keys():
             if key[0] == KEY:
                 self._newest_s[key], self._counts[key] = now_s, 1
@@ -62,7 +62,7 @@ class FindingEpisodes:
         """Verdicts for the new findings of a beat. Rules of another version are skipped."""
         verdicts: list[Verdict] = []
         for found in findings:
-            place = (found.file, found.inode)
+            place = (node, found.file, found.inode)
             rule = self._rules.by_name.get(found.rule)
             if rule is None or found.offset <= self._read_up_to.get(place, -1):
                 continue
@@ -122,7 +122,7 @@ class FindingEpisodes:
             for key in self._newest_s
         )
 
-    def _note(self, place: tuple[str, int], offset: int) -> None:
+    def _note(self, place: tuple[int, str, int], offset: int) -> None:
         self._read_up_to[place] = max(self._read_up_to.get(place, -1), offset)
 
 
