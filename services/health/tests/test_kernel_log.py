@@ -59,6 +59,59 @@ def test_a_file_that_is_replaced_has_only_the_lines_since_the_start(tmp_path: Pa
     assert [name for _, name in names(source.read())] == ["0000:1a:00.0"]
 
 
+@pytest.mark.parametrize("style", ["dmesg", "dmesg -T", "kmsg"])
+def test_a_dump_that_is_replaced_again_and_again_has_each_line_once(
+    tmp_path: Path, style: str
+) -> None:
+    """As a timer writes it: the whole log to a new file, which is renamed."""
+    log, lines = tmp_path / "dmesg", list[str]()
+    source = KernelFile(log, shipped(), wall_s=lambda: time.time() - 600)
+    up_s = time.monotonic()
+
+    def dumped(gpu: str, age_s: float) -> list[str]:
+        wall = time.strftime("%a %b %d %H:%M:%S %Y", time.localtime(time.time() - age_s))
+        stamp = {
+            "dmesg": f"[{up_s - age_s:.6f}] ",
+            "dmesg -T": f"[{wall}] ",
+            "kmsg": f"4,{len(lines)},{(up_s - age_s) * 1e6:.0f},-;",
+        }[style]
+        lines.append(stamp + XID.replace("19:", f"{gpu}:") + "\n")
+        found = []
+        for _ in range(3):
+            (tmp_path / "next").write_text("".join(lines))
+            (tmp_path / "next").rename(log)
+            found += source.read()
+        return [one.name for one in found]
+
+    assert dumped("1a", 500) == ["0000:1a:00.0"]
+    assert dumped("1b", 500) == ["0000:1b:00.0"], "of the same moment"
+    assert dumped("1c", 30) == ["0000:1c:00.0"]
+
+
+def test_lines_out_of_order_and_a_damaged_stamp_leave_out_nothing(tmp_path: Path) -> None:
+    log, up_s = tmp_path / "dmesg", time.monotonic()
+    source = KernelFile(log, shipped(), wall_s=lambda: time.time() - 600)
+    stamps = (up_s - 9, up_s - 9.0002, 99999999999.0, up_s - 8)
+    lines = [f"[{at_s:.6f}] {XID.replace('19', f'1{n}')}\n" for n, at_s in enumerate(stamps)]
+    log.write_text("".join(lines))
+    assert len(source.read()) == 4
+    (tmp_path / "next").write_text("".join(lines))
+    (tmp_path / "next").rename(log)
+    assert source.read() == []
+
+
+def test_lines_without_a_stamp_are_as_old_as_the_one_before(tmp_path: Path) -> None:
+    log, up_s = tmp_path / "dmesg", time.monotonic()
+    source = KernelFile(log, shipped(), wall_s=lambda: time.time() - 600)
+    text = f"[{up_s - 9:.6f}] NVRM: The NVIDIA GPU 0000:b3:00.0\n   NVRM: fallen off the bus and\n"
+    seen = []
+    for _ in range(3):
+        (tmp_path / "next").write_text(text)
+        (tmp_path / "next").rename(log)
+        seen.append(names(source.read()))
+    assert seen == [[("gpu_lost", "0000:b3:00.0")], [], []]
+
+
 def test_the_three_lines_on_a_lost_gpu_are_one_finding_that_names_it(tmp_path: Path) -> None:
     log = tmp_path / "dmesg"
     log.touch()
@@ -185,9 +238,9 @@ def test_the_kernels_own_device_is_read_without_waiting() -> None:
 
 def test_stamps_of_all_formats() -> None:
     booted_s = time.time() - time.monotonic()
-    assert written_at("[ 12.5] x") == pytest.approx(booted_s + 12.5, abs=5)
-    assert written_at("6,12,500000,-;x") == pytest.approx(booted_s + 0.5, abs=5)
-    wall_s = written_at("[Sat Sep  5 11:02:10 2026] x")
+    assert written_at("[ 12.5] x", booted_s) == pytest.approx(booted_s + 12.5, abs=5)
+    assert written_at("6,12,500000,-;x", booted_s) == pytest.approx(booted_s + 0.5, abs=5)
+    wall_s = written_at("[Sat Sep  5 11:02:10 2026] x", booted_s)
     assert wall_s is not None and time.localtime(wall_s)[:5] == (2026, 9, 5, 11, 2)
     for line in ("x", "[Sat Sep 99 11:02:10 2026] x", "[]", ""):
-        assert written_at(line) is None
+        assert written_at(line, booted_s) is None

@@ -4,8 +4,8 @@ What was there when the agent first read it is a baseline, not news. After a res
 boot the agent continues behind the record that it has read last.
 
 ``/dev/kmsg``: Documentation/ABI/testing/dev-kmsg. A file may have lines as of ``dmesg``, ``dmesg
--T`` or ``/dev/kmsg``; what is appended to it is news. If another file takes its place, lines whose
-stamp is older than the agent are not.
+-T`` or ``/dev/kmsg``; what is appended to it is news. If another file takes its place, such as the
+next dump of the same log, lines whose stamp is older than the agent or than what was read are not.
 """
 
 from __future__ import annotations
@@ -38,6 +38,11 @@ MAX_BLOCK_BYTES: Final = 1 << 20
 """Of a file, in one reading."""
 MAX_BEHIND_BYTES: Final = 8 << 20
 """Of a file that grows faster, the older part is skipped."""
+OUT_OF_ORDER_S: Final = 1.0
+"""Stamps of lines may be so much older than that of the line before: processors write at the same
+time, and ``dmesg -T`` gives whole seconds."""
+MAX_AHEAD_S: Final = 86400.0
+"""A stamp further in the future is damaged; a clock that was set explains less."""
 _RECORD = re.compile(r"(\d+),(\d+),(\d+),[^;]*;(.*)", re.DOTALL)
 _UPTIME = re.compile(r"\[\s*(\d+\.\d+)\]")
 _WALL = re.compile(r"\[(\w{3} \w{3} [ \d]\d \d\d:\d\d:\d\d \d{4})\]")
@@ -150,8 +155,12 @@ class KernelFile:
     ) -> None:
         self._path, self._wall_s, self._started_s = path, wall_s, wall_s()
         self._matcher = LineMatcher(rules, path, OF_KERNEL)
+        self._booted_s = _booted_s()
         self._inode, self._offset = self._end()
-        self._is_replaced = False
+        self._is_replaced = self._is_old = False
+        self._newest_s = self._started_s
+        self._recent: dict[str, float] = {}
+        """The newest lines with their stamps."""
 
     def read(self) -> list[Finding]:
         """The findings of the lines that were appended since the last call."""
@@ -159,6 +168,7 @@ class KernelFile:
             info = self._path.stat()
             if info.st_ino != self._inode or info.st_size < self._offset:
                 self._inode, self._offset, self._is_replaced = info.st_ino, 0, True
+                self._is_old = False
             behind = info.st_size - self._offset
             if behind > MAX_BEHIND_BYTES:
                 self._offset += behind - MAX_BEHIND_BYTES // 2
@@ -182,12 +192,28 @@ class KernelFile:
         end = block.rfind(b"\n") + 1 or (len(block) if len(block) == MAX_BLOCK_BYTES else 0)
         for raw in block[:end].splitlines(keepends=True):
             line = raw.decode(errors="replace").rstrip()
-            written_s = written_at(line)
-            is_old = written_s is not None and written_s < self._started_s - 1
+            self._is_old = self._was_read(line)
             finding = self._matcher.find(line, self._inode, self._offset)
             self._offset += len(raw)
-            if finding is not None and not (self._is_replaced and is_old):
+            if finding is not None and not (self._is_replaced and self._is_old):
                 yield finding
+
+        kept_s = self._newest_s - OUT_OF_ORDER_S
+        self._recent = {line: at_s for line, at_s in self._recent.items() if at_s >= kept_s}
+
+    def _was_read(self, line: str) -> bool:
+        """Whether a line is older than the newest that were read, or is one of these.
+
+        One without a stamp, or with an impossible one, belongs to the line before it.
+        """
+        written_s = written_at(line, self._booted_s)
+        if written_s is None or written_s > self._wall_s() + MAX_AHEAD_S:
+            return self._is_old
+        if written_s < self._newest_s - OUT_OF_ORDER_S or line in self._recent:
+            return True
+        self._recent[line] = written_s
+        self._newest_s = max(self._newest_s, written_s)
+        return False
 
     def _end(self) -> tuple[int, int]:
         try:
@@ -197,14 +223,18 @@ class KernelFile:
         return info.st_ino, info.st_size
 
 
-def written_at(line: str) -> float | None:
+def _booted_s() -> float:
+    """The wall time of the boot, which stamps without a date count from."""
+    return time.time() - time.monotonic()
+
+
+def written_at(line: str, booted_s: float) -> float | None:
     """The wall time in the stamp of a line of ``dmesg``, ``dmesg -T`` or ``/dev/kmsg``."""
     if found := _WALL.match(line):
         try:
             return datetime.strptime(found[1], "%a %b %d %H:%M:%S %Y").timestamp()
         except (ValueError, OverflowError):
             return None
-    booted_s = time.time() - time.monotonic()
     if found := _UPTIME.match(line):
         return booted_s + float(found[1])
     if found := _RECORD.match(line):
