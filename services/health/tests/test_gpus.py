@@ -89,6 +89,21 @@ def test_a_change_of_one_gpu_is_one_finding_about_it(card: Card, line: str, rule
 
 
 @needs_compiler
+@pytest.mark.parametrize(
+    ("line", "rule"),
+    [
+        ("0 00000000:3B:00.0 0 0 5 16 0 3", "gpu_link_down"),
+        ("0 00000000:3B:00.0 15 0 5 16 0 4", "gpu_lost"),
+    ],
+)
+def test_a_state_of_a_gpu_that_lasts_is_reported_again(card: Card, line: str, rule: str) -> None:
+    card.show(*TWO)
+    seen = [card.rules(line, TWO[1]) for _ in range(20)]
+    assert [turn for turn, found in enumerate(seen) if found == [rule]] == [0, 8, 16]
+    assert [card.rules(*TWO) for _ in range(10)] == [[]] * 10
+
+
+@needs_compiler
 def test_a_gpu_that_is_gone_from_the_bus_is_lost(card: Card) -> None:
     device = card.sysfs / "bus/pci/devices" / PCI
     device.mkdir(parents=True)

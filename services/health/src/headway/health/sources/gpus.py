@@ -56,7 +56,9 @@ class _Gpu:
     lost: Lasting
     narrow: Lasting
     recovery: Lasting
+    link_down: Lasting
     inactive: set[int] = field(default_factory=set)
+    """NVLinks that have been down since the first reading, such as those that are not wired."""
     was_on_bus: bool = False
     """Whether sysfs has listed its PCI device."""
 
@@ -161,6 +163,7 @@ class GpuSource:
             lost=Lasting(again_s=every_s),
             narrow=Lasting(again_s=every_s),
             recovery=Lasting(again_s=every_s),
+            link_down=Lasting(again_s=every_s),
             inactive=set(gpu.inactive_links),
         )
 
@@ -180,10 +183,11 @@ class GpuSource:
         if known.narrow.is_due(0 < width < before, now_s):
             what = f"uses {width} PCIe lanes, and used {before}"
             found.append(_of_gpu("gpu_pcie_width", pci, known, what))
-        if links := sorted(set(now.inactive_links) - known.inactive):
+        known.inactive &= set(now.inactive_links)
+        links = sorted(set(now.inactive_links) - known.inactive)
+        if known.link_down.is_due(bool(links), now_s):
             what = f"has NVLink {', '.join(map(str, links))} down"
             found.append(_of_gpu("gpu_link_down", pci, known, what))
-        known.inactive = set(now.inactive_links)
         return found
 
     def _growth(self, pci: str, known: _Gpu, now: GpuReading, now_s: float) -> list[Finding]:
