@@ -55,8 +55,15 @@ class LinkResult:
         return 0.0 if self.num_damaged else min(self.sent_bytes_per_s, self.received_bytes_per_s)
 
 
+MOST_AT_ONCE = 256
+"""Pairs have two connections each, and a process has 1,023 sockets of ZeroMQ."""
+
+
 class Fleet:
-    """The peers of some hosts; ``parallel`` measurements at the same time, all if None."""
+    """The peers of some hosts.
+
+    ``parallel`` measurements run at the same time, at most ``MOST_AT_ONCE``.
+    """
 
     def __init__(
         self, hosts: Iterable[Host], keys: Keys | None, config: PairwiseConfig, parallel: int | None
@@ -76,7 +83,8 @@ class Fleet:
         wanted = list(keys)
         if not wanted:
             return {}
-        with ThreadPoolExecutor(min(len(wanted), self._parallel or len(wanted))) as pool:
+        most = min(self._parallel or MOST_AT_ONCE, MOST_AT_ONCE)
+        with ThreadPoolExecutor(min(len(wanted), most)) as pool:
             return dict(zip(wanted, pool.map(measure, wanted), strict=True))
 
     def _measure_cpu(self, node: Node) -> CpuResult:
