@@ -223,8 +223,9 @@ def test_an_agent_gets_the_runs_rules_and_its_file_systems(tmp_path: Path) -> No
         RunConfig, {"health": {"rules": ["it's.toml", "b.toml"]}, "data": {"path": "/corpus"}}
     )
     run = SimpleNamespace(
-        logs=tmp_path, events=tmp_path, checkpoints=Path("/ckpt"), path=tmp_path, control=tmp_path
-    )
+        logs=tmp_path, events=tmp_path, checkpoints=Path("/ckpt"), path=tmp_path, control=tmp_path,
+        verdicts=tmp_path / "verdicts.jsonl",
+    )  # fmt: skip
     paths = NodePaths("0badcafe", 0)
     services = NodeServices(run, config, paths, tmp_path)  # type: ignore[arg-type]
     words = list(services.spec("agent").argv)

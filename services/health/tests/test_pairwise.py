@@ -309,5 +309,6 @@ def test_endpoints_of_peers_name_an_address_an_interface_or_a_network() -> None:
 
 def test_a_peer_ends_at_once_on_sigterm(peers: Peers) -> None:
     peers.start(USUAL)
+    peers.client(0).call(MeasureCpu(burst_s=0.01, num_bursts=1), CpuMeasured)  # its loop runs
     peers.children[0].send_signal(signal.SIGTERM)
     assert peers.children[0].wait(20) == 0

@@ -347,13 +347,11 @@ def test_a_save_that_fails_is_logged_and_ends_nothing(
     assert steps(tmp_path / "events") == [0, 1]
 
 
-def test_a_save_that_hangs_is_ended(tmp_path: Path) -> None:
-    ring = tmp_path / "flight-0.bin"
-    os.mkfifo(ring)  # whoever opens it waits for a writer, as for a disk that hangs
+def test_a_save_that_lasts_too_long_is_ended(tmp_path: Path) -> None:
     with capture_logs() as logs:
-        assert not Saving(tmp_path, tmp_path, 0).run(limit_s=0.5)
-    assert "no end within 0.5 s" in logs[0]["reason"]
-    ring.unlink()
+        # less than an interpreter takes to start, so every save lasts too long
+        assert not Saving(tmp_path, tmp_path, 0).run(limit_s=0.001)
+    assert "no end within 0.001 s" in logs[0]["reason"]
 
 
 def test_a_ring_that_fills_soon_is_saved_before_its_minute_is_over(

@@ -307,9 +307,9 @@ def test_the_flight_ring_tells_a_step_in_the_order_it_happened(tmp_path: Path) -
     second = records[(records["step"] == 1) & (records["flags"] == 0)]
     kinds = [Kind(kind).name for kind in second["kind"]]
     assert kinds[:3] == ["STEP", "ALL_GATHER", "DATA"]
-    assert kinds[-4:] == ["REDUCE_SCATTER", "NORM", "OPTIMIZER", "SNAPSHOT"]
-    assert kinds[3:-4] == ["FORWARD", "BACKWARD"] * 8
-    assert list(second["micro_batch"][3:-4]) == [mb for mb in range(8) for _ in range(2)]
+    assert kinds[-5:] == ["REDUCE_SCATTER", "SNAPSHOT_WAIT", "NORM", "OPTIMIZER", "SNAPSHOT"]
+    assert kinds[3:-5] == ["FORWARD", "BACKWARD"] * 8
+    assert list(second["micro_batch"][3:-5]) == [mb for mb in range(8) for _ in range(2)]
 
 
 def test_a_sample_never_goes_beyond_the_positions_that_the_model_knows() -> None:

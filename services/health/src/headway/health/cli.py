@@ -94,7 +94,7 @@ def check(
         typer.Option("--save-baseline", help="Add this machine, if healthy, to the first FILE."),
     ] = False,
 ) -> None:
-    """Check this machine: CPU, GPUs, memory, disk, network, clock, versions.
+    """Check this machine: CPU, GPUs, memory, disk, network, clock.
 
     Exit code 0: healthy. 1: a check failed. 2: wrong usage. A check that does not apply to the
     machine is shown as not run, and counts as neither. A Slurm prolog can call it.

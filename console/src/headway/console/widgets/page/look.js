@@ -6,6 +6,8 @@ const ACTION_COLOURS = {
   SEND_FORWARD: "#9cc3ff", SEND_BACKWARD: "#f7c98b", RECV_FORWARD: "#9cc3ff",
   RECV_BACKWARD: "#f7c98b", DATA: "#8aa05a", SNAPSHOT: "#7282a8", EVAL: "#5fb4d9",
   SAMPLE: "#5fd0d9", RESTORE: "#3f9b4f", JOIN: "#8a7a3a",
+  SUMS: "#c45aa2", AGREEMENT: "#a8478a", SNAPSHOT_WAIT: "#5c6a8c", GARBAGE_COLLECTION: "#b0563f",
+  FLUSH: "#4f5b78", TENSOR_PARALLEL: "#2fa39a",
 };
 const SURROUNDS = new Set(["EVAL", "SAMPLE", "RESTORE", "JOIN"]);  // actions that take place around others
 const LEGEND = [["FORWARD", "forward"], ["BACKWARD", "backward"], ["ALL_GATHER", "collective"],

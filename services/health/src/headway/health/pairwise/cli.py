@@ -39,7 +39,7 @@ def add_commands(app: typer.Typer) -> None:
         app,
         examples=(
             "{command} --endpoint tcp://eth0:7711 --keys keys",
-            "srun --ntasks-per-node=1 {command} --endpoint tcp://10.0.0.0/16 --keys keys",
+            "srun -N 8 {command} --endpoint tcp://10.0.0.0/16 --keys keys",
         ),
     )(peer)
 
@@ -89,10 +89,10 @@ def peer(
     ],
     keys: Keys = None,
     idle_s: Annotated[
-        float, typer.Option(metavar="SECONDS", help="End when nobody asks for so long.")
+        float, typer.Option(metavar="SECONDS", help="End after so long without a request.")
     ] = IDLE_LIMIT_S,
 ) -> None:
-    """Measure this machine when `headway health pairwise` asks, until it is ended or idle."""
+    """Measure this machine when `headway health pairwise` asks."""
     from headway.health.pairwise.peer import PeerOptions, run_peer
 
     raise typer.Exit(run_peer(PeerOptions(endpoint, keys, idle_s)))

@@ -11,8 +11,7 @@ That is another algorithm: rows are multiplied in other batches, so bits may dif
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 
 import torch
 from headway.common.node.flight_record import WAITING
@@ -86,14 +85,9 @@ class TensorParallel:
         self._recorder: Recorder | None = None
         self._step = -1
 
-    @contextmanager
-    def recorded(self, recorder: Recorder, step: int) -> Iterator[None]:
-        """In the block, the collectives of ``step`` are recorded if it is one of many."""
+    def record(self, recorder: Recorder | None, step: int = -1) -> None:
+        """From now on, record the collectives of ``step``, if it is one of many; None: of none."""
         self._recorder, self._step = None if step % RECORD_EVERY else recorder, step
-        try:
-            yield
-        finally:
-            self._recorder = None
 
     @property
     def rank(self) -> int:

@@ -64,8 +64,11 @@ class TrainStep:
             size = self._ramp.size(self._state.samples)
             totals = _StepTotals(step, self._learning_rate(step), size)
             self._context.tied.begin(step)
-            with self._context.tp.recorded(self._context.recorder, step):
+            self._context.tp.record(self._context.recorder, step)
+            try:
                 self._pass(totals).run()
+            finally:
+                self._context.tp.record(None)
         return StepResult(
             step=step,
             loss=totals.sums.mean_loss,
