@@ -78,23 +78,19 @@ class DataParallel:
         failpoint("worker.before_collective", step=step)
         if damage := damage_at("worker.gradients", step=step):
             spoil(damage, flat)
+        grads, shard = flat.grads, flat.grad_shard
+        damage = damage_at("worker.reduce", step=step)
+        if damage == "mismatch":
+            grads, shard = grads[: -self._comm.size], shard[:-1]
         with self._recorder.record(
-            Kind.REDUCE_SCATTER, step=step, chunk=chunk, nbytes=flat.grads.nbytes
+            Kind.REDUCE_SCATTER, step=step, chunk=chunk, nbytes=grads.nbytes
         ) as sequence:
-            ticket = self._reduced(flat, step)
+            is_skipped = damage == "skip"
+            ticket = Done() if is_skipped else self._comm.reduce_scatter(shard, grads)
             self._recorder.name(sequence, ticket.collective)
         self._reduces[chunk] = ticket
         if not self._overlap_reduce:
             self._wait_reduce(chunk, step)
-
-    def _reduced(self, flat: FlatChunk, step: int) -> Ticket:
-        match damage_at("worker.reduce", step=step):
-            case "skip":
-                return Done()
-            case "mismatch":
-                size = self._comm.size
-                return self._comm.reduce_scatter(flat.grad_shard[:-1], flat.grads[:-size])
-        return self._comm.reduce_scatter(flat.grad_shard, flat.grads)
 
     def finish(self, step: int) -> None:
         """Wait for every reduction of the step."""
