@@ -18,8 +18,9 @@ import sys
 import tempfile
 import time
 from collections.abc import Sequence
+from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import msgspec
 import psutil
@@ -82,14 +83,24 @@ class Daemons:
         for name in ("keys", "run", "shm", "logs", "sys", "events"):
             (root / name).mkdir()
         self.announced = root / "monitor.json"
+        self._started: list[psutil.Process] = []
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for process in self._started:
+            end(process)
 
     def start(self, *words: str | Path) -> psutil.Process:
         """A daemon of the health service."""
         argv = [sys.executable, "-m", "headway.health", *map(str, words)]
         log = (self.root / "daemons.err").open("ab")
-        return psutil.Process(
+        made = psutil.Process(
             subprocess.Popen(argv, stderr=log, stdout=log, env=child_environment()).pid
         )
+        self._started.append(made)
+        return made
 
     def monitor(self) -> tuple[psutil.Process, Address]:
         """The monitor, once it listens."""
@@ -122,32 +133,29 @@ def cpu_s(process: psutil.Process) -> float:
 
 
 def end(process: psutil.Process) -> None:
-    """Kill a daemon and take it away."""
-    process.kill()
-    os.waitpid(process.pid, 0)
+    """Kill a daemon and take it away, unless that was done."""
+    if process.is_running():
+        process.kill()
+        os.waitpid(process.pid, 0)
 
 
 def of_agent(seconds: float) -> dict[str, float]:
     """Share of a core and MiB of an agent of eight ranks, the worst of both step times."""
     shares, sizes = [], []
     for step_s in STEPS_S:
-        with tempfile.TemporaryDirectory(prefix="hw-observers-") as name:
-            daemons = Daemons(Path(name))
-            workers = [
-                python_child(WORKER, str(daemons.root / "shm"), str(rank), str(step_s))
-                for rank in range(RANKS)
-            ]
-            for worker in workers:
-                assert read_line(worker.__enter__()) == "up"
+        with ExitStack() as stack:
+            root = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="hw-observers-")))
+            daemons = stack.enter_context(Daemons(root))
+            for rank in range(RANKS):
+                words = str(root / "shm"), str(rank), str(step_s)
+                worker = stack.enter_context(python_child(WORKER, *words))
+                assert read_line(worker) == "up"
             agent = daemons.agent()
             time.sleep(5.0)  # its start is not its cost
             before_s = cpu_s(agent)
             time.sleep(seconds)
             shares.append((cpu_s(agent) - before_s) / seconds)
             sizes.append(agent.memory_full_info().uss / 2**20)
-            end(agent)
-            for worker in workers:
-                worker.__exit__(None, None, None)
         print(f"agent, steps of {step_s:g} s: {shares[-1]:.2%} of a core, {sizes[-1]:.0f} MiB")
     return {"agent_share": max(shares), "agent_mib": max(sizes)}
 
@@ -234,8 +242,10 @@ class Fleet:
 def of_monitor(nodes: int, seconds: float) -> dict[str, float]:
     """What a monitor of so many nodes costs, and how fast it is."""
     zmq.Context.instance().set(zmq.MAX_SOCKETS, 16384)
-    with tempfile.TemporaryDirectory(prefix="hw-observers-") as name:
-        daemons = Daemons(Path(name))
+    with (
+        tempfile.TemporaryDirectory(prefix="hw-observers-") as name,
+        Daemons(Path(name)) as daemons,
+    ):
         monitor, address = daemons.monitor()
         beats = beats_of(nodes)
         keys = KeyPair.load_or_make(daemons.keys / "agent.key")
@@ -251,7 +261,6 @@ def of_monitor(nodes: int, seconds: float) -> dict[str, float]:
         fleet.beat()
         back_s = _until_all(address, keys, nodes) - begun_s
         fleet.close()
-        end(monitor)
     return {
         "beat_bytes": float(len(codec.encode(beats[0]))),
         "monitor_cores": cores,
