@@ -16,11 +16,12 @@ from collections.abc import Callable
 
 import numpy as np
 import torch
-from headway.common.plan.collectives import GroupKind
+from headway.common.node.group_table import NO_LINE, GroupLine
+from headway.common.plan.collectives import LANES
 from headway.trainer.comm.every_rank import EveryRank
 from headway.trainer.comm.groups import Groups
-from headway.trainer.comm.interface import Comm, Done, Op, Ticket
-from headway.trainer.comm.p2p import Direction, PipeComm
+from headway.trainer.comm.interface import Comm, Done, Op, SingleRank, Ticket
+from headway.trainer.comm.p2p import PipeComm
 from headway.trainer.config import RunConfig
 from headway.trainer.data.batches import BatchReader
 from headway.trainer.device.recorder import NoRecorder
@@ -74,36 +75,26 @@ class Kept(Done):
         return False
 
 
-class EchoPipe(PipeComm):
-    """A pipeline in which every message is there at once, and zero."""
+class EchoLane(SingleRank):
+    """A lane in which every message is there at once, and zero."""
 
-    def __init__(self, rank: int, size: int) -> None:
-        super().__init__({}, rank, size)
-
-    def send(
-        self,
-        direction: Direction,
-        tensor: torch.Tensor,
-        peer: int,
-        tag: int,
-        kind: GroupKind | None = None,
-    ) -> Ticket:
+    def send(self, tensor: torch.Tensor, peer: int, tag: int, line: GroupLine = NO_LINE) -> Ticket:
         """Send nothing."""
-        del direction, peer, tag, kind
+        del peer, tag, line
         return Kept(tensor)
 
-    def recv(
-        self,
-        direction: Direction,
-        tensor: torch.Tensor,
-        peer: int,
-        tag: int,
-        kind: GroupKind | None = None,
-    ) -> Ticket:
+    def recv(self, tensor: torch.Tensor, peer: int, tag: int, line: GroupLine = NO_LINE) -> Ticket:
         """Zero ``tensor``."""
-        del direction, peer, tag, kind
+        del peer, tag, line
         tensor.zero_()
         return Done()
+
+
+class EchoPipe(PipeComm):
+    """A pipeline of such lanes."""
+
+    def __init__(self, rank: int, size: int) -> None:
+        super().__init__({lane: EchoLane() for lane in LANES}, rank, size)
 
 
 class EchoWorld(EveryRank):
