@@ -8,7 +8,6 @@ from headway.common.plan.collectives import (
     GroupKind,
     members,
     memberships,
-    name_of,
     parts_of,
 )
 from headway.common.plan.grid import Grid
@@ -34,7 +33,7 @@ def test_all_members_of_a_group_know_it_by_one_number(grid: Grid, joins_ends: bo
             assert rank in members(grid, one.group)
             assert one.size == len(members(grid, one.group)) > 1
     for group, ranks in found.items():
-        assert ranks == set(members(grid, group)), name_of(grid, group)
+        assert ranks == set(members(grid, group))
 
 
 def test_messages_go_where_the_schedule_sends_them() -> None:
@@ -55,20 +54,6 @@ def test_messages_go_where_the_schedule_sends_them() -> None:
         (GroupKind.BACKWARD_WRAP, (1, 9)),
         (GroupKind.TIED_TABLE, (1, 9)),
         (GroupKind.TIED_GRADIENT, (9, 1)),
-    }
-
-
-def test_groups_are_named_for_people() -> None:
-    grid = Grid(tp=2, pp=2, dp=2)
-    names = {name_of(grid, one.group) for one in memberships(grid, 3)}
-    assert names == {
-        "tp group of ranks 2, 3",
-        "dp group of ranks 1, 3",
-        "pp group of ranks 3, 7",
-        "all 8 ranks",
-        "stage group of ranks 0, 1, 2, 3",
-        "forward messages from rank 3 to 7",
-        "backward messages from rank 7 to 3",
     }
 
 

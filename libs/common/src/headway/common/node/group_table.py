@@ -59,11 +59,8 @@ class GroupLine:
             return
         self._done = count
         if words := self._words:
-            try:
-                words[self._at + _DONE_NS] = time.monotonic_ns()
-                words[self._at + _DONE] = is_broken << _SHIFT | count
-            except ValueError:
-                self._words = _NO_WORDS  # the ring was closed by another thread
+            words[self._at + _DONE_NS] = time.monotonic_ns()
+            words[self._at + _DONE] = is_broken << _SHIFT | count
 
     def drop(self) -> None:
         """Write no more: what is left of an older generation does not count in the next."""

@@ -131,19 +131,6 @@ def members(grid: Grid, group: int) -> tuple[int, ...]:
     return number, stages[(stages.index(number) + _STEPS[kind]) % grid.pp]
 
 
-def name_of(grid: Grid, group: int) -> str:
-    """A group for people: ``tp group of ranks 0, 1`` or ``forward messages from rank 0 to 2``."""
-    kind, _ = parts_of(group)
-    ranks = members(grid, group)
-    if kind >= GroupKind.FORWARD:
-        what = kind.name.lower().replace("_", " ")
-        return f"{what} messages from rank {ranks[0]} to {ranks[1]}"
-    if kind is GroupKind.EVERY_RANK:
-        return f"all {len(ranks)} ranks"
-    shown = ", ".join(map(str, ranks[:8])) + (", ..." if len(ranks) > 8 else "")
-    return f"{kind.name.lower()} group of ranks {shown}"
-
-
 def memberships(grid: Grid, rank: int, *, joins_ends: bool = False) -> tuple[Membership, ...]:
     """The groups of more than one rank that ``rank`` belongs to.
 
