@@ -6,7 +6,7 @@ import os
 
 from hypothesis import HealthCheck, settings
 
-# What other programs of this machine do to its kernel's log is no finding of a test's run.
+# A test's run must not report what other programs write to this machine's kernel log.
 os.environ.setdefault("HEADWAY_KMSG", "/nonexistent/kernel.log")
 
 # On a busy machine an example takes ten times as long: how long one takes proves nothing.

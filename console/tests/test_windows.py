@@ -87,7 +87,7 @@ def test_a_window_outside_of_the_time_asked_for_is_not_read(saved: RunDir) -> No
     damage(saved, 1)
     first = load_events(saved.path, until_s=border_ns / 1e9)
     assert first["step"].unique().sort().to_list() == [0, 1, 2]
-    with pytest.raises(CorruptError, match="no window of records"):
+    with pytest.raises(CorruptError, match="not a window of records"):
         load_events(saved.path)
 
 
@@ -126,7 +126,7 @@ def test_a_window_that_was_cut_in_half_is_one_finding_and_a_live_view_leaves_it_
     saved: RunDir,
 ) -> None:
     path = damage(saved, 0)
-    with pytest.raises(CorruptError, match="no window of records") as caught:
+    with pytest.raises(CorruptError, match="not a window of records") as caught:
         load_events(saved.path)
     assert str(path) in str(caught.value) and "\n" not in str(caught.value)
     assert caught.value.remedy == "remove the file"

@@ -122,7 +122,7 @@ def _read_raw(path: Path) -> npt.NDArray[Any]:
     except FileNotFoundError:
         raise
     except Exception as error:  # numpy raises various ones for a torn file
-        raise CorruptError(f"{path} is no window of records", remedy=_REMEDY) from error
+        raise CorruptError(f"{path} is not a window of records", remedy=_REMEDY) from error
     if records.dtype != WINDOW or records.ndim != 1:
         raise CorruptError(f"{path} holds records of another format", remedy=_REMEDY)
     found: npt.NDArray[Any] = records
@@ -139,5 +139,5 @@ def _named(path: Path) -> Iterator[None]:
     except (pl.exceptions.PolarsError, pl.exceptions.PanicException, OSError) as error:
         first_line = str(error).partition("\n")[0]
         raise CorruptError(
-            f"{path} is no window of records: {first_line}", remedy=_REMEDY
+            f"{path} is not a window of records: {first_line}", remedy=_REMEDY
         ) from error

@@ -52,7 +52,7 @@ def pairwise(
     as_json: AsJson = False,
     parallel: Annotated[
         int | None,
-        typer.Option(min=1, metavar="N", help="Measurements at the same time; all by default."),
+        typer.Option(min=1, metavar="N", help="Measurements at the same time; 256 at most."),
     ] = None,
     overrides: Annotated[
         list[str] | None,

@@ -144,7 +144,7 @@ def _parquet_facts(path: Path) -> dict[int, RankFacts]:
         metadata = pl.read_parquet_metadata(path)
     except (pl.exceptions.PolarsError, OSError) as error:
         raise CorruptError(
-            f"{path} is no window of records: {error}", remedy="remove the file"
+            f"{path} is not a window of records: {error}", remedy="remove the file"
         ) from error
     return read_facts(path, metadata.get(FACTS_KEY)).ranks
 
@@ -161,7 +161,9 @@ def read_raw(path: Path) -> npt.NDArray[Any]:
         raise
     except Exception as error:
         # numpy raises various errors for a file that is truncated or full of zeros
-        raise CorruptError(f"{path} is no window of records", remedy="remove the file") from error
+        raise CorruptError(
+            f"{path} is not a window of records", remedy="remove the file"
+        ) from error
     if rows.dtype != WINDOW or rows.ndim != 1:
         raise CorruptError(f"{path} holds records of another format", remedy="remove the file")
     found: npt.NDArray[Any] = rows
