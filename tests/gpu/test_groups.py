@@ -14,6 +14,7 @@ import sys
 import tempfile
 import threading
 import time
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,9 @@ import torch
 import torch.distributed
 from headway.common.node.arena import Arena
 from headway.common.node.files import replace_file
+from headway.common.node.flight import FlightReader, FlightWriter
+from headway.common.node.group_table import GroupTable
+from headway.common.plan.collectives import GroupKind
 from headway.common.plan.grid import Grid
 from headway.trainer.comm.channel import Channels
 from headway.trainer.comm.groups import Groups, build
@@ -97,6 +101,7 @@ def test_every_group_reduces_gathers_scatters_and_passes_messages_around_the_rin
         place = line.index(rank)
         assert report["scattered"] == [len(line) * (2 * place + i) + sum(line) for i in (0, 1)]
         before, after = line[line.index(rank) - 1], line[(line.index(rank) + 1) % len(line)]
+        assert report["messages"] == [3, 3, 3, 3], "sent and received, forward and backward"
         assert report["forward"] == [10.0 * before + n for n in range(3)]
         assert report["backward"] == [10.0 * after + n for n in range(3)]
 
@@ -197,7 +202,13 @@ def test_snapshots_hold_what_was_written_before_them_bit_for_bit(
 
 
 def join(
-    channels: Channels, rank: int, folder: Path, grid: Grid, generation: int, device: torch.device
+    channels: Channels,
+    rank: int,
+    folder: Path,
+    grid: Grid,
+    generation: int,
+    device: torch.device,
+    table: GroupTable | None = None,
 ) -> Groups:
     address = folder / f"store-{generation}"
 
@@ -220,13 +231,16 @@ def join(
         channels=channels,
         timeout_s=100.0,
         device=device,
+        table=table,
     )
 
 
 def exchange(rank: int, folder: Path, grid: Grid) -> dict[str, Any]:
     """One round of every operation."""
     device, channels = take_device(rank), Channels()
-    groups = join(channels, rank, folder, grid, 0, device)
+    ring = folder / f"flight-{rank}.bin"
+    flight = FlightWriter.create(ring, rank)
+    groups = join(channels, rank, folder, grid, 0, device, flight.table)
 
     def total(comm: Any) -> float:
         tensor = torch.full((1000,), float(rank), dtype=torch.float64, device=device)
@@ -262,11 +276,22 @@ def exchange(rank: int, folder: Path, grid: Grid) -> dict[str, Any]:
         "tp": total(groups["tp"]),
         "gathered": read_when_ready(gathered, channels),
         "scattered": read_when_ready(scattered, channels),
+        "messages": messages(ring),
         **ends,
     }
     groups.meet()
     groups.release()
     return report
+
+
+def messages(ring: Path) -> list[int]:
+    """How many were counted: sent and received forward, then backward."""
+    counts = Counter({one.line: one.entered for one in FlightReader(ring).groups()})
+    ways = [
+        (GroupKind.FORWARD, GroupKind.FORWARD_WRAP),
+        (GroupKind.BACKWARD, GroupKind.BACKWARD_WRAP),
+    ]
+    return [sum(counts[2 * kind + end] for kind in kinds) for kinds in ways for end in (0, 1)]
 
 
 def abort(rank: int, folder: Path, grid: Grid) -> dict[str, Any]:

@@ -77,10 +77,22 @@ class FakeNccl:
 
     def __init__(self, _: Any, rank: int, size: int, options: Options) -> None:
         self.rank, self.size, self.options = rank, size, options
+        self.messages: list[tuple[str, int]] = []
         self.made.append(self)
 
     def eager_connect_single_device(self, _: torch.device) -> None:
         """Connects nobody."""
+
+    def send(self, tensors: list[torch.Tensor], peer: int, _: int) -> SimpleNamespace:
+        return self._queued("send", tensors, peer)
+
+    def recv(self, tensors: list[torch.Tensor], peer: int, _: int) -> SimpleNamespace:
+        return self._queued("recv", tensors, peer)
+
+    def _queued(self, what: str, tensors: list[torch.Tensor], peer: int) -> SimpleNamespace:
+        assert [tensor.numel() for tensor in tensors] == [1]
+        self.messages.append((what, peer))
+        return SimpleNamespace(wait=lambda: None)
 
     def abort(self) -> None:
         """Nothing is there."""
@@ -107,6 +119,33 @@ def test_only_pairs_of_stages_are_held_to_a_few_sms_and_all_have_high_priority(
     assert {group.options.config.blocking for group in made} == {1}
     limits = [(group.size, group.options.config.max_ctas) for group in made]
     assert limits == [(2, -1), (3, -1), *[(2, PAIR_CTAS)] * 4]
+
+
+def test_each_pair_of_stages_is_connected_by_a_message_in_its_own_direction(
+    made: list[FakeNccl], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else NCCL connects in the first message of a step, where the host waits for its peer: two
+    stages that each post a receive ahead would wait for ever."""
+    named: list[str] = []
+    monkeypatch.setattr(factories._dist, "PrefixStore", lambda name, _: named.append(name))
+    ends: dict[str, list[tuple[str, int]]] = {}
+    for rank in (1, 5, 9):
+        made.clear()
+        named.clear()
+        factory = factories.NcclFactory(None, Channels(), torch.device("cpu"), wraps=True)
+        factory.pipe("pp", (1, 5, 9), rank)
+        for name, group in zip(named, made, strict=True):
+            ends.setdefault(name, []).extend(group.messages)
+    whole = ends.pop(named[0])
+    assert whole == [], "the collectives of the axis need none"
+    assert len(ends) == 6
+    assert all(
+        sorted(messages) == [("recv", 0), ("send", 1)]
+        or sorted(messages) == [("recv", 1), ("send", 0)]
+        for messages in ends.values()
+    )
+    upward = [name for name, messages in ends.items() if ("send", 1) in messages]
+    assert all("-True-" in name for name in upward) and len(upward) == 3
 
 
 def test_no_operation_is_late_for_torch_and_its_watchdog_does_not_sleep(

@@ -15,7 +15,14 @@ from headway.common.plan.collectives import LANES, GroupKind
 from headway.trainer.comm.channel import Channels
 from headway.trainer.comm.gloo import GlooComm, gloo_options
 from headway.trainer.comm.interface import Comm, PeerLost, SingleRank
-from headway.trainer.comm.nccl import PAIR_CTAS, JointAbort, NcclComm, NcclPipe, nccl_group
+from headway.trainer.comm.nccl import (
+    PAIR_CTAS,
+    JointAbort,
+    NcclComm,
+    NcclPipe,
+    connect_pair,
+    nccl_group,
+)
 from headway.trainer.comm.p2p import Direction, PipeComm
 
 GroupLines: TypeAlias = Mapping[int, GroupLine]
@@ -126,9 +133,11 @@ class NcclFactory:
         for direction, upward, low, high in _pairs(len(ranks), wraps=self._wraps):
             if place in (low, high):
                 peer, members = low + high - place, (ranks[low], ranks[high])
-                pairs[direction, upward, peer] = self.comm(
+                pair = self.comm(
                     f"{name}-{direction}-{upward}-{low}-{high}-", members, rank, max_ctas=PAIR_CTAS
                 )
+                connect_pair(pair, self._device, sends=upward == (place == low))
+                pairs[direction, upward, peer] = pair
         return whole, NcclPipe(pairs, place, len(ranks), self._lines)
 
 

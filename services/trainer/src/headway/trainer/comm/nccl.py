@@ -239,6 +239,18 @@ def nccl_group(
     return group
 
 
+def connect_pair(pair: Comm, device: torch.device, *, sends: bool) -> None:
+    """Pass one element from the rank of ``pair`` that ``sends`` to the other; both must call it.
+
+    NCCL connects two ranks when the first message between them is queued, and the host waits in
+    that call for the other rank to queue its end (seen with NCCL 2.28: two ranks that each post a
+    receive ahead of their first send never return). Later messages are queued without a wait.
+    """
+    element, peer = torch.zeros(1, device=device), 1 - pair.rank
+    queue = pair.send if sends else pair.recv
+    queue(element, peer, 0).wait()
+
+
 def use_interface(address: str) -> None:
     """Have NCCL connect through the interface of this machine that has ``address``.
 

@@ -17,6 +17,9 @@ ENVIRONMENT = {
     # recorder takes a Python stack for each operation.
     "TORCH_NCCL_WAIT_TIMEOUT_DUMP_MILSEC": "1",
     "TORCH_NCCL_TRACE_BUFFER_SIZE": "0",
+    # By default NCCL connects the ranks of a group in the first collective of each algorithm, where
+    # the host then waits for the others, and cannot be aborted. Here it does so with the group.
+    "NCCL_RUNTIME_CONNECT": "0",
     # Streams that share one of the default 8 hardware queues wait for each other, so a send could
     # still queue behind the receive of another communicator: docs/operations.md, GPUs.
     "CUDA_DEVICE_MAX_CONNECTIONS": "32",
