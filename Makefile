@@ -100,7 +100,7 @@ bench-train: setup-test ## compare the engine with compiled torch and other peer
 fuzz: setup-test ## run the slow tests: 100,000 hostile inputs per socket, pods, faults of whole runs
 	"$(PY)" -m pytest -q -m slow
 
-gpu: ## run the GPU tests, also without a network (PART=model, groups, recovery or bench)
+gpu: ## run the GPU tests, also without a network (PART=model, groups, recovery, health or bench)
 	@ARGS="$(ARGS)" python3 infra/gpu/gpu.py run $(PART)
 
 gpu-wheels: setup ## fill wheels/ with what `make gpu` installs there

@@ -36,6 +36,7 @@ PARTS = {
     "model": ["tests/gpu/test_model.py", "tests/gpu/test_step.py"],
     "groups": ["tests/gpu/test_groups.py", "tests/gpu/test_layouts.py"],
     "recovery": ["tests/gpu/test_recovery.py"],
+    "health": ["tests/gpu/test_position.py", "tests/gpu/test_health.py"],
 }
 """Test files of each part, the cheapest first."""
 BENCH = "bench"

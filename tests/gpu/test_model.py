@@ -102,6 +102,30 @@ def test_two_tensor_parallel_ranks_have_the_pieces_of_the_gradients(
         assert max(distances.values()) < 1e-9, distances
 
 
+@cache
+def wanted_of_real_size(model: ModelConfig) -> tuple[float, dict[str, torch.Tensor]]:
+    params, given = reference.initial_params(model, seed=1), random_batch(model, 1)
+    for value in params.values():
+        value.data.copy_(value.data.bfloat16())
+    loss = reference.loss_sum(params, model, given.tokens, given.labels, given.mask)
+    loss.backward()
+    return loss.item(), {name: value.grad for name, value in params.items()}
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")
+@pytest.mark.parametrize("compiled", [False, True])
+def test_gradients_with_the_sequence_heads_and_vocabulary_of_a_real_size(compiled: bool) -> None:
+    model = ModelConfig(layers=2, hidden=256, heads=2, seq_len=2048, vocab_size=50304)
+    part = Part(model, precision="bf16", compile_kernels=compiled, device="cuda")
+    loss = part.run(random_batch(model, 1))
+    expected, grads = wanted_of_real_size(model)
+    assert loss == pytest.approx(expected, rel=1e-3)
+    found = part.grads()
+    far = {s.name: distance(found[s.name], grads[s.name], s) for s in part.chunk.params}
+    assert max(far.values()) < BOUNDS["bf16"], far
+
+
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")
 @pytest.mark.parametrize("head_dim", [64, 128])
