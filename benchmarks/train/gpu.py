@@ -75,7 +75,9 @@ def measure(options: argparse.Namespace, shape: Shape, device: torch.device) -> 
     bench = Bench(options, device)
     makers: dict[str, Make] = {}
     if options.only in "headway":
-        makers["headway"] = lambda: OurSide(shape, micro, device, options.set)
+        makers["headway"] = lambda: OurSide(
+            shape, micro, device, options.set, compiles=not options.no_compile
+        )
     if options.only in "torch":
         plain: dict[str, Make] = {
             f"{precision}, {backend}": _plain(

@@ -31,9 +31,19 @@ class OurSide(StepHooks):
     """A ``Session`` on a thread of its own, which does one step per call of ``step``."""
 
     def __init__(
-        self, shape: Shape, micro: int, device: torch.device, settings: Sequence[str]
+        self,
+        shape: Shape,
+        micro: int,
+        device: torch.device,
+        settings: Sequence[str],
+        *,
+        compiles: bool,
     ) -> None:
-        own = {"train.dtype": "bf16", "train.micro_batch_size": micro}
+        own = {
+            "train.dtype": "bf16",
+            "train.micro_batch_size": micro,
+            "train.compile": compiles,
+        }
         config = configure(shape, own, settings)
         self._session = Session(config, 0, data_factory=data(config, shape, 0), device=device)
         self._orders: queue.SimpleQueue[bool] = queue.SimpleQueue()
