@@ -44,11 +44,17 @@ MORE = [
     ("kernel", "hung_task", "INFO: task ckpt_store:21114 blocked for more than 241 seconds."),
     ("nccl", "nccl_timeout", "[rank1]:[E1126 08:11:12.1 ProcessGroupNCCL.cpp:632] [Rank 1] Watchdog caught collective operation timeout: WorkNCCL(SeqNum=8, OpType=RECV, NumelIn=16777216, NumelOut=16777216, Timeout(ms)=600000) ran for 600022 milliseconds before timing out."),
     ("rank", "gloo_peer", "[rank1]: RuntimeError: [/pytorch/third_party/gloo/gloo/transport/tcp/pair.cc:547] Connection closed by peer [10.0.0.4]:21345"),
+    # an H100, driver 580.159.04, on 2026-11-26
+    ("kernel", "xid_31", "[   44.568797] NVRM: Xid (PCI:0000:00:06): 31, pid=697, name=python3, channel 0x00000032, intr 00000000. MMU Fault: ENGINE GRAPHICS GPC1 GPCCLIENT_T1_8 faulted @ 0x7000_00000000. Fault is of type FAULT_PDE ACCESS_TYPE_VIRT_READ"),
+    ("kernel", "xid_43", "[   73.224800] NVRM: Xid (PCI:0000:00:06): 43, pid=900, name=python3, channel 0x0000001e"),
     ("rank", "cuda_assert", "[rank2]: torch.AcceleratorError: CUDA error: device-side assert triggered"),
 ]  # fmt: skip
 HEALTHY = [
     "[Gloo] Rank 0 is connected to 3 peer ranks. Expected number of connected peer ranks is : 3",
     "NVRM: loading NVIDIA UNIX Open Kernel Module for x86_64  570.86.15",
+    "[    0.985977] NVRM: gpuClearFbhubPoisonIntrForBug2924523_GA100: FBHUB Interrupt detected. Clearing it.",
+    "[    3.426894] NVRM: Persistence mode is deprecated and will be removed in a future release. Please use nvidia-persistenced instead.",
+    "[   44.568789] NVRM: GPU at PCI:0000:00:06: GPU-37e8ea85-6bde-ddfe-b31b-7f582170d903",
     "nvidia-modeset: Loading NVIDIA Kernel Mode Setting Driver for UNIX platforms  570.158.01",
     "NVRM: Xid (PCI:0000:4e:00): 154, pid='<unknown>', name=<unknown>, GPU recovery action changed from 0x1 (GPU Reset Required) to 0x0 (None)",
     "job started Mon Sep 14 01:58:00 2026",
