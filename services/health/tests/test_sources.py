@@ -53,7 +53,10 @@ def test_another_users_process_shows_what_everybody_may_see_and_zeros_for_the_re
     def refused(_self: psutil.Process) -> None:
         raise psutil.AccessDenied
 
-    monkeypatch.setattr(psutil.Process, "num_fds", refused)
+    def not_listed(path: str) -> None:
+        raise PermissionError(path)
+
+    monkeypatch.setattr(os, "listdir", not_listed)
     monkeypatch.setattr(psutil.Process, "memory_full_info", refused)
     found = read_process(os.getpid())
     assert found.rss_bytes > 1 << 20 and found.num_threads >= 1 and found.num_fds == 0

@@ -31,14 +31,19 @@ _DISK_TROUBLE = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO})
 
 def kernel_state(pid: int) -> tuple[str, int] | None:
     """State letter as in proc_pid_stat(5), and start ticks; None if there is no such process."""
+    fields = kernel_fields(pid)
+    return None if fields is None else (fields[0].decode(), int(fields[19]))
+
+
+def kernel_fields(pid: int) -> list[bytes] | None:
+    """The fields of proc_pid_stat(5) from the state on; None if there is no such process."""
     try:
         with open(f"/proc/{pid}/stat", "rb", buffering=0) as file:  # noqa: PTH123 - a Path costs as much as the read
             text = file.read()
     except (FileNotFoundError, ProcessLookupError):
         return None
     # The name in parentheses may itself hold spaces and parentheses.
-    fields = text[text.rindex(b")") + 2 :].split()
-    return fields[0].decode(), int(fields[19])
+    return text[text.rindex(b")") + 2 :].split()
 
 
 @dataclass(frozen=True, slots=True, order=True)

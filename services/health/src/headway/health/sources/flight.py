@@ -35,6 +35,8 @@ PHASES: dict[Kind, RankPhase] = {
 COMPUTE_STEPS = 7
 """Steps whose median is a rank's time of computing: a single pause does not move it, and a rank
 that became slow shows after four."""
+_IS_PASS = np.zeros(256, bool)
+_IS_PASS[[int(kind) for kind in COMPUTE]] = True
 INSTANT_NS = 1_000_000
 """A shorter step record was written at the step's end only."""
 
@@ -215,14 +217,14 @@ def _step_age_s(follower: _Follower, now_ns: int) -> float:
 
 
 def _advance(follower: _Follower, header: FlightHeader) -> int:
-    """Copy new records, and the open ones again to see which have ended.
+    """Note what is new, and which of the open records have ended.
 
     Returns the newest time stamp among them, 0 without any. Records left open by an earlier process
     or generation of the rank stay open and do not count.
     """
     if not _is_same(follower, header):
         follower.open.clear()
-    records = follower.reader.snapshot(min([follower.seen, *follower.open]))
+    records = _unread(follower)
     is_open = (records["end_ns"] == 0) & (records["generation"] == header.generation)
     is_open &= records["kind"] != Kind.FLUSH  # a slow disk may take its time at the run's end
     follower.open = {
@@ -237,6 +239,14 @@ def _advance(follower: _Follower, header: FlightHeader) -> int:
     _note_steps(follower, header, records[_is_completed_step(records)])
     follower.seen = max(follower.seen, header.head)
     return int(max(records["start_ns"].max(), records["end_ns"].max())) if len(records) else 0
+
+
+def _unread(follower: _Follower) -> npt.NDArray[Any]:
+    """The records that are new, after those that were open; a long step has thousands between."""
+    reader = follower.reader
+    were_open = [reader.at(one) for one in sorted(follower.open) if one < follower.seen]
+    known = [one.reshape(1) for one in were_open if one is not None]
+    return np.concatenate((*known, reader.snapshot(follower.seen)))
 
 
 def _is_completed_step(records: npt.NDArray[Any]) -> npt.NDArray[np.bool_]:
@@ -273,7 +283,7 @@ def _note_steps(follower: _Follower, header: FlightHeader, steps: npt.NDArray[An
 
 def _passes(records: npt.NDArray[Any]) -> npt.NDArray[Any]:
     """The finished forward and backward passes, with the device's times where they are known."""
-    is_pass = np.isin(records["kind"], [int(kind) for kind in COMPUTE])
+    is_pass = _IS_PASS[records["kind"]]
     is_done = (records["end_ns"] > 0) & (records["flags"] & (WAITING | BROKEN) == 0)
     return device_times(records[is_pass & is_done])
 

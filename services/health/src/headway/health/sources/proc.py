@@ -1,13 +1,14 @@
-"""The kernel's view of one process, read through psutil."""
+"""The kernel's view of one process."""
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
 
 import psutil
-from headway.common.node.process import ProcessId, kernel_state
+from headway.common.node.process import ProcessId, kernel_fields
 from headway.common.wire.side_thread import SideThread
 
 
@@ -25,25 +26,31 @@ class ProcessSignals:
 
 
 GONE = ProcessSignals("gone")
+_TICK_S = 1 / os.sysconf("SC_CLK_TCK")
+_PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 
 
 def read_process(pid: int, start_ticks: int | None = None) -> ProcessSignals:
-    """Read one process; ``gone`` if there is none, or if the pid now belongs to another one."""
+    """Read one process; ``gone`` if there is none, or if the pid now belongs to another one.
+
+    One file has all but the descriptors: psutil takes ten times as long, for each rank twice a
+    second.
+    """
     if pid <= 0:
         return GONE
-    try:
-        process = psutil.Process(pid)
-    except psutil.NoSuchProcess:
-        return GONE
-    with process.oneshot():
-        cpu_s = _or_zero(lambda: sum(process.cpu_times()[:2]))
-        rss_bytes = _or_zero(lambda: process.memory_info().rss)
-        num_threads, num_fds = _or_zero(process.num_threads), _or_zero(process.num_fds)
+    num_fds = _or_zero(lambda: len(os.listdir(f"/proc/{pid}/fd")))
     # Last, so that values of another process that reused the pid are never reported.
-    found = kernel_state(pid)
-    if found is None or (start_ticks is not None and found[1] != start_ticks):
+    fields = kernel_fields(pid)
+    if fields is None or (start_ticks is not None and int(fields[19]) != start_ticks):
         return GONE
-    return ProcessSignals(*found, cpu_s, int(rss_bytes), int(num_threads), int(num_fds))
+    return ProcessSignals(
+        state=fields[0].decode(),
+        start_ticks=int(fields[19]),
+        cpu_s=(int(fields[11]) + int(fields[12])) * _TICK_S,
+        rss_bytes=int(fields[21]) * _PAGE_BYTES,
+        num_threads=int(fields[17]),
+        num_fds=int(num_fds),
+    )
 
 
 def read_pss(pid: int) -> int:
