@@ -37,8 +37,9 @@ from headway.health.step_summaries import StepSummaries
 from headway.health.store.child import SaveThread, Saving
 
 MAX_WAITING_BEATS = 8
-"""A beat has the complete state, so a queue of two seconds is enough for a reconnection; with each
-of its beats an agent sends one summary of steps at most."""
+"""A beat has the complete state, so a queue of two seconds is enough for a reconnection."""
+SUMMARY_INTERVAL_S = 2.0
+"""Steps are summed up together, since each reading of a ring costs as much as many of its steps."""
 MAX_FINDINGS_A_BEAT = 64
 """Limits the size of a beat when many lines match; the rest is sent with the next beat."""
 MACHINE_BEATS = 120
@@ -199,9 +200,6 @@ def run_agent(options: AgentOptions, config: HealthConfig) -> int:
     keys = KeyPair.load_or_make(options.keys / "agent.key")
     monitor = FollowedPeer(options.node_file, MAX_WAITING_BEATS, keys)
     watch = NodeWatch(options, config)
-    summaries = None
-    if options.events is not None:
-        summaries = StepSummaries(options.shm_dir, options.run_id, options.node)
     num_beats = 0
 
     def send_beat() -> None:
@@ -210,8 +208,6 @@ def run_agent(options: AgentOptions, config: HealthConfig) -> int:
         beat = watch.beat()
         if monitor.notify(beat):
             watch.sent(time.monotonic())
-        if summaries is not None:
-            summaries.send(beat.workers, monitor.notify)
         num_beats += 1
 
     with contextlib.closing(watch), contextlib.closing(monitor):
@@ -228,6 +224,13 @@ def run_agent(options: AgentOptions, config: HealthConfig) -> int:
         service.metrics.register(BeatCollector(lambda: watch.newest, options.rank_metrics))
         beats = service.every(config.beat_interval_s, send_beat)
         if options.events is not None:
+            summaries = StepSummaries(options.shm_dir, options.run_id, options.node)
+
+            def send_summaries() -> None:
+                if watch.newest is not None:
+                    summaries.send(watch.newest.workers, monitor.notify)
+
+            service.every(SUMMARY_INTERVAL_S, send_summaries)
             keep_bytes = EventsConfig(options.keep_gib).keep_bytes
             saving = Saving(
                 options.shm_dir, options.events, options.node, keep_bytes, options.verdicts
@@ -236,6 +239,7 @@ def run_agent(options: AgentOptions, config: HealthConfig) -> int:
 
             def finish() -> bool:
                 beats.cancel()  # ranks that end with the agent must not be reported as crashed
+                send_summaries()
                 return windows.finish()
 
             service.on_drain(finish)

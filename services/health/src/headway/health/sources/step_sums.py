@@ -1,0 +1,140 @@
+"""Sums up the finished steps of a rank: its own time, its waits, and each group's collectives.
+
+All steps of a reading are summed up together: numpy's cost is that of its calls, and a rank may do
+many steps between two readings.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from headway.common.node.flight_record import BROKEN, WAITING, device_times
+from headway.common.plan.schedule.actions import COMPUTE, Kind
+from headway.common.wire.messages.summaries import GroupSum, StepSum
+
+Ints = npt.NDArray[np.int64]
+_COLUMNS = (
+    COMPUTE, (Kind.DATA,), (Kind.SNAPSHOT_WAIT,), (Kind.GARBAGE_COLLECTION,), (Kind.NORM,),
+    (Kind.OPTIMIZER,),
+)  # fmt: skip
+"""The kinds whose times are summed up, in the order of ``StepSum``."""
+_NO_COLUMN = len(_COLUMNS)
+_COLUMN_OF = np.full(256, _NO_COLUMN, np.int64)
+for _column, _kinds in enumerate(_COLUMNS):
+    _COLUMN_OF[[int(kind) for kind in _kinds]] = _column
+_LINES = 1 << 8
+"""More than a group table has lines."""
+
+
+def sums_of(
+    rank: int,
+    records: npt.NDArray[Any],
+    steps: npt.NDArray[Any],
+    numbers: Mapping[int, int],
+    generation: int,
+) -> list[StepSum]:
+    """The sums of ``steps``, the STEP records among ``records``, in their order.
+
+    Args:
+        numbers: of the group that each line of the rank's table counts, in ``generation``.
+    """
+    if not len(steps):
+        return []
+    inside, entered_ns, owner = _inside(records, steps)
+    spent_ns = inside["end_ns"].astype(np.int64) - inside["start_ns"].astype(np.int64)
+    is_wait = inside["flags"] & WAITING > 0
+    times_us = _times_ns(inside["kind"], is_wait, spent_ns, owner, len(steps)) // 1000
+    entered_ns -= steps["start_ns"].astype(np.int64)[owner]
+    groups = _groups(inside, entered_ns, spent_ns * is_wait, owner)
+    found = []
+    for index, (step, row) in enumerate(zip(steps.tolist(), times_us.tolist(), strict=True)):
+        fields = dict(zip(steps.dtype.names or (), step, strict=True))
+        known = numbers if fields["generation"] == generation else {}
+        found.append(
+            StepSum(
+                rank=rank,
+                generation=fields["generation"],
+                step=fields["step"],
+                sequence=fields["sequence"],
+                start_ns=fields["start_ns"],
+                duration_us=(fields["end_ns"] - fields["start_ns"]) // 1000,
+                own_us=row[0],
+                data_us=row[1],
+                snapshot_us=row[2],
+                collection_us=row[3],
+                norm_us=row[4],
+                optimizer_us=row[5],
+                groups=tuple(
+                    GroupSum(line, known.get(line, -1), *rest)
+                    for line, *rest in groups.get(index, ())
+                ),
+            )
+        )
+    return found
+
+
+def _inside(
+    records: npt.NDArray[Any], steps: npt.NDArray[Any]
+) -> tuple[npt.NDArray[Any], Ints, Ints]:
+    """The finished records within the steps, when the host entered them, and each one's step.
+
+    The device may do the work a little later than its step.
+    """
+    shown = device_times(records)
+    entered_ns = records["start_ns"].astype(np.int64)
+    owner = np.searchsorted(steps["start_ns"].astype(np.int64), entered_ns, side="right") - 1
+    is_inside = (shown["end_ns"] > 0) & (shown["flags"] & BROKEN == 0) & (owner >= 0)
+    is_inside &= entered_ns <= steps["end_ns"].astype(np.int64)[owner]
+    is_inside &= (shown["step"] == steps["step"][owner]) & (shown["kind"] != Kind.STEP)
+    return shown[is_inside], entered_ns[is_inside], owner[is_inside]
+
+
+def _times_ns(
+    kind: npt.NDArray[Any], is_wait: npt.NDArray[np.bool_], spent_ns: Ints, owner: Ints, count: int
+) -> Ints:
+    """Time by step and column; the waits of a pass are not its own time."""
+    column = _COLUMN_OF[kind]
+    column[(column == 0) & is_wait] = _NO_COLUMN
+    width = _NO_COLUMN + 1
+    totals = np.bincount(owner * width + column, spent_ns, count * width)
+    return totals.astype(np.int64).reshape(count, width)
+
+
+def _groups(
+    inside: npt.NDArray[Any], entered_ns: Ints, waited_ns: Ints, owner: Ints
+) -> dict[int, list[list[int]]]:
+    """By step, one row per line of the group table: line, number of collectives, and so on.
+
+    A collective may have two records, of its issue and of the wait for it: the first one shows when
+    it was entered, and one of them or both name its bytes.
+    """
+    of_group = np.flatnonzero(inside["line"])
+    if not len(of_group):
+        return {}
+    inside, line = inside[of_group], inside["line"][of_group].astype(np.int64)
+    key, name = owner[of_group] * _LINES + line, inside["collective"]
+    order = np.lexsort((name, key))  # a stable sort: the first of a collective stays the first
+    key, name = key[order], name[order]
+    is_first = np.append(True, (np.diff(key) != 0) | (name[1:] != name[:-1]))
+    begins = np.flatnonzero(is_first)  # of each collective
+    nbytes = np.maximum.reduceat(inside["nbytes"][order].astype(np.int64), begins)
+    entered_us, its_key = entered_ns[of_group][order][begins] // 1000, key[begins]
+    rows = np.flatnonzero(np.append(True, np.diff(its_key) != 0))  # of each line
+    waited_ns = np.add.reduceat(waited_ns[of_group][order], begins[rows])
+    columns = (
+        its_key[rows] % _LINES,
+        np.diff(np.append(rows, len(begins))),
+        waited_ns // 1000,
+        np.add.reduceat(nbytes, rows),
+        np.minimum.reduceat(entered_us, rows),
+        np.maximum.reduceat(entered_us, rows),
+    )
+    found: dict[int, list[list[int]]] = {}
+    for step, row in zip(
+        (its_key[rows] // _LINES).tolist(), np.stack(columns, 1).tolist(), strict=True
+    ):
+        found.setdefault(step, []).append(row)
+    return found
