@@ -20,6 +20,7 @@ _KERNEL_NAME = re.compile(r"(?:^|[-_.])(?:kernel|kmsg|kern|dmesg)(?=[-_.]|$)")
 _SERVICE_NAME = re.compile(r"n\d+-[a-z_]+\.")
 _RANK_IN_LINE = re.compile(r'"rank":\s*(\d{1,9})\b|\[rank\s?(\d{1,9})\]', re.IGNORECASE)
 _RANK_IN_NAME = re.compile(r"(?:^|[-_.])r(?:ank)?[-_]?(\d{1,9})(?=[-_.]|$)")
+_OF_TORCHRUN: Final = ("stdout", "stderr")
 _OWN_LINE = re.compile(r'"event":\s*"verdict"')
 """Verdicts are logged with the line that they are about, which must not be found again."""
 _GPU_NAMED = re.compile(r"NVRM: The NVIDIA GPU (?:PCI:)?([0-9a-f:.]+)", re.IGNORECASE)
@@ -31,7 +32,7 @@ class LineMatcher:
 
     def __init__(self, rules: RuleBook, path: Path, sources: tuple[str, ...] = ()) -> None:
         """Without ``sources`` the file's name says whose lines it has."""
-        self._rules, self._file, self._name = rules, str(path), path.name
+        self._rules, self._file, self._rank = rules, str(path), _rank_in(path)
         self._sources = sources or sources_of(path.name)
         self._gpu = ""
         """What the kernel's lines are about, as long as they have not said what it has."""
@@ -58,7 +59,7 @@ class LineMatcher:
             inode=inode,
             offset=offset,
             line=line[:MAX_SHOWN],
-            rank=-1 if rule.source == "kernel" else _rank_of(line, self._name),
+            rank=-1 if rule.source == "kernel" else _rank_of(line, self._rank),
             detail=matched.detail[:MAX_SHOWN],
             count=count,
             age_s=age_s,
@@ -72,6 +73,14 @@ def sources_of(name: str) -> tuple[str, ...]:
     return _OF_SERVICES if _SERVICE_NAME.match(name) else _OF_RANKS
 
 
-def _rank_of(line: str, name: str) -> int:
-    found = _RANK_IN_LINE.search(line) or _RANK_IN_NAME.search(name)
-    return int(next(group for group in found.groups() if group is not None)) if found else -1
+def _rank_of(line: str, rank: int) -> int:
+    found = _RANK_IN_LINE.search(line)
+    return int(found[1] or found[2]) if found else rank
+
+
+def _rank_in(path: Path) -> int:
+    """The rank that a file is named for, -1 for none; torchrun's are ``RANK/stderr.log``."""
+    if path.stem in _OF_TORCHRUN and path.parent.name.isdecimal():
+        return int(path.parent.name)
+    found = _RANK_IN_NAME.search(path.name)
+    return int(found[1]) if found else -1

@@ -107,7 +107,7 @@ class LogTail:
                 block = file.read(max_bytes)
         except OSError:
             return 0  # removed between listing and opening
-        matcher = self._matchers.setdefault(path.name, LineMatcher(self._rules, path))
+        matcher = self._matchers.setdefault(str(path), LineMatcher(self._rules, path))
         for raw in _lines(block):
             line = raw.decode(errors="replace").rstrip()
             finding = matcher.find(line, cursor.inode, cursor.offset)
