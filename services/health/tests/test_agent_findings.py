@@ -66,9 +66,12 @@ def test_old_marks_are_a_baseline_and_changes_are_found(tmp_path: Path) -> None:
     old = "[Sat Sep  5 11:02:10 2026] NVRM: Xid (PCI:0000:19:00): 31, pid=5120\n"
     write(tmp_path, {"kmsg": old, f"{PORT}/state": "4: ACTIVE"})
     write(tmp_path, {f"{PORT}/counters/link_downed": "3", "logs/n0w0.log": "step 91 loss nan\n"})
+    waited = f"{PORT}/counters/port_xmit_wait"
+    write(tmp_path, {waited: "14681376621"})
     with closing(NodeWatch(options(tmp_path), FAST)) as watch:
         beats = Beats(watch)
         wait_until(lambda: beats.beat().machine is not None, what="the machine")
+        write(tmp_path, {waited: "14690031188"})  # congestion, which is no fault
         until_s = time.monotonic() + 1.0
         wait_until(lambda: bool(beats.beat()) and time.monotonic() > until_s, what="a second")
         assert beats.rules() == set()
