@@ -1,0 +1,61 @@
+"""A rank that the kernel ends for lack of memory: its exit, the kernel's own line, a recovery."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from headway.common.polling import wait_until
+from headway.common.wire.messages.health import Verdict
+from headway.console.run import Run
+from headway.controller.faults import cgroups
+from headway.health.journal import read_verdicts
+from headway.testkit.journal import query
+
+from benchmarks.drill import look
+from benchmarks.drill.rig import Rig
+
+KMSG = Path("/dev/kmsg")
+LIMIT_S = 60.0
+LAYOUT = (
+    "parallel.tp=1", "parallel.pp=1", "parallel.dp=1", "launch.nodes=1",
+    "launch.ranks_per_node=1", "launch.spares=0",
+)  # fmt: skip
+
+pytestmark = [
+    pytest.mark.timeout(300),
+    pytest.mark.skipif(not os.access(KMSG, os.R_OK), reason="needs a kernel log that can be read"),
+    pytest.mark.skipif(cgroups.root("memory") is None, reason="needs a memory control group"),
+]
+
+
+@pytest.fixture(scope="module")
+def run() -> Iterator[Run]:
+    with pytest.MonkeyPatch.context() as patch, Rig() as rig:
+        patch.chdir(Path(__file__).resolve().parents[2])
+        patch.setenv("HEADWAY_KMSG", str(KMSG))
+        launched = rig.launch("oom", *LAYOUT)
+        yield launched
+        rig.finish(launched)
+
+
+def verdicts(run: Run, beginning: str) -> list[Verdict]:
+    found = read_verdicts(run.folder.path / "verdicts.jsonl")
+    return [one for one in found if one.id.startswith(beginning)]
+
+
+def test_the_kernels_kill_is_a_finding_of_the_node_and_the_rank_comes_back(run: Run) -> None:
+    before = look.healthy(run, 4)
+    run.inject("oom", rank=0, duration_s=30.0)
+    assert wait_until(lambda: bool(verdicts(run, "finding:host_oom")), LIMIT_S, every_s=0.05), [
+        one.id for one in verdicts(run, "")
+    ]
+    killed = verdicts(run, "finding:host_oom")[0]
+    assert killed.node == 0 and killed.action == "observe", killed
+    assert any("oom-kill:" in row.value for row in killed.evidence), killed.evidence
+    [(lost,)] = query(run, "SELECT fields FROM events WHERE name = 'worker_lost'")
+    assert json.loads(lost)["reason"] == "killed by the kernel: out of memory"
+    assert look.healthy(run, before.step + 4).generation > before.generation
