@@ -119,6 +119,23 @@ def test_own_rules_that_are_not_valid_are_one_finding(tmp_path: Path) -> None:
         assert found.rule == "rules_refused" and "own.toml" in found.line and "'x'" in found.line
 
 
+def test_an_own_rule_that_never_ends_is_turned_off_and_the_agent_goes_on(tmp_path: Path) -> None:
+    rule = (
+        "[[rule]]\nname = 'slow_one'\nsource = 'rank'\nkind = 'user_error'\nsubject = 'rank'\n"
+        "confidence = 0.6\npattern = '(x+x+)+y'\nremedy = 'r'\n"
+    )
+    write(tmp_path, {"own.toml": rule, "kmsg": ""})
+    config = FAST.with_rules([str(tmp_path / "own.toml")])
+    with closing(NodeWatch(options(tmp_path), config)) as watch:
+        beats = Beats(watch)
+        beats.beat()
+        lines = "x" * 4000 + "\n[rank3]: RuntimeError: CUDA error: device-side assert triggered\n"
+        write(tmp_path, {"logs/n0w0.log": lines})
+        wait_until(lambda: beats.has("rules_refused") and beats.has("cuda_assert"), what="both")
+        [refused] = [one for one in beats.found.values() if one.rule == "rules_refused"]
+        assert "slow_one" in refused.line and "turned off" in refused.line
+
+
 def test_a_binary_log_and_a_missing_one_are_nothing(tmp_path: Path) -> None:
     made = options(tmp_path)
     write(tmp_path, {"kmsg": "", "sys": "not a folder"})

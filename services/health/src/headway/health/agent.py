@@ -92,12 +92,12 @@ class NodeWatch:
         self._workers = WorkerSource(options.shm_dir, config)
         self._connections = ConnectionSource(options.fabric_address)
         self._disk = FreeSpace(options.logs)
-        rules, refused = rules_of(config.rules)
-        self._sources = NodeSources(_source_options(options), config, rules)
+        self._rules, refused = rules_of(config.rules)
+        self._sources = NodeSources(_source_options(options), config, self._rules)
         self._findings: deque[tuple[Finding, float | None]] = deque()
         """Findings and until when they are repeated; None before they were first sent."""
         if refused:
-            self._findings.append((changed("rules_refused", "host", "node", refused), None))
+            self._refuse(refused)
         self._machine: Machine | None = None
         """As it was last sent."""
         self._sequence = 0
@@ -108,6 +108,8 @@ class NodeWatch:
         self._sequence += 1
         room = max(0, MAX_FINDINGS_A_BEAT - len(self._findings))
         self._findings.extend((found, None) for found in self._sources.take(room))
+        for refused in self._rules.turned_off():
+            self._refuse(refused)
         workers = self._workers.read()
         peers = self._peers(workers)
         self.newest = AgentBeat(
@@ -126,6 +128,9 @@ class NodeWatch:
             machine=self._changed_machine(),
         )
         return self.newest
+
+    def _refuse(self, why: str) -> None:
+        self._findings.append((changed("rules_refused", "host", "node", why), None))
 
     def _changed_machine(self) -> Machine | None:
         """The machine's identity where it is due, else None."""

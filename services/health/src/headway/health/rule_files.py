@@ -56,9 +56,9 @@ def with_own(files: Sequence[Path]) -> RuleBook:
             raise ConfigError(
                 f"the name of rule {rule.name!r} is taken", remedy="give the rule another name"
             )
-    book = RuleBook([*own, *shipped().rules])
+    book = RuleBook([*own, *shipped().rules], len(own))
     for rule in own:
-        _check_samples(rule, RuleBook([rule]))
+        _check_samples(rule, RuleBook([rule], 1))
     return book
 
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Final, Literal
+from typing import Any, Final, Literal, Protocol
 
 import msgspec
 from headway.common.wire.messages.health import (
@@ -22,6 +22,7 @@ from headway.common.wire.messages.health import (
     FindingSubject,
     VerdictAction,
 )
+from headway.health.own_patterns import OwnPattern
 
 Severity = Literal["info", "warning", "error"]
 LINE_SOURCES: Final = ("kernel", "nccl", "rank", "service")
@@ -94,16 +95,34 @@ class Match:
     detail: str
 
 
+class Pattern(Protocol):
+    """What searches a line; ``re.Pattern`` is one."""
+
+    def search(self, line: str, /) -> Any: ...
+
+
 class RuleBook:
     """Rules by source, in the order in which they are tried."""
 
-    def __init__(self, rules: Sequence[Rule]) -> None:
+    def __init__(self, rules: Sequence[Rule], num_own: int = 0) -> None:
+        """``num_own`` of them, the first ones, were written by a user."""
         self.rules = tuple(rules)
         self.by_name = {rule.name: rule for rule in self.rules}
-        self._compiled: dict[str, list[tuple[Rule, list[re.Pattern[str]]]]] = {}
-        for rule in self.rules:
+        self._compiled: dict[str, list[tuple[Rule, Sequence[Pattern]]]] = {}
+        self._own: list[OwnPattern] = []
+        for rule in self.rules[:num_own]:
+            made = [OwnPattern(rule.name, text) for text in rule.expressions]
+            self._own += made
+            self._compiled.setdefault(rule.source, []).append((rule, made))
+        for rule in self.rules[num_own:]:
             patterns = [re.compile(text, re.IGNORECASE) for text in rule.expressions]
             self._compiled.setdefault(rule.source, []).append((rule, patterns))
+
+    def turned_off(self) -> list[str]:
+        """Why own rules are not searched for any more, each told once."""
+        found = [pattern for pattern in self._own if pattern.refused]
+        self._own = [pattern for pattern in self._own if not pattern.refused]
+        return [pattern.refused for pattern in found]
 
     def match(self, line: str, sources: Iterable[str]) -> Match | None:
         """The first rule that matches a line, source by source; None if there is none."""
@@ -118,7 +137,7 @@ class RuleBook:
         return None
 
 
-def _matched(rule: Rule, found: re.Match[str]) -> Match:
+def _matched(rule: Rule, found: Any) -> Match:
     groups = found.groupdict()
     name = groups.get("name") or ""
     index = found.re.groupindex.get("name")

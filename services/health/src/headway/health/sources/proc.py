@@ -26,7 +26,7 @@ class ProcessSignals:
 
 
 GONE = ProcessSignals("gone")
-_TICK_S = 1 / os.sysconf("SC_CLK_TCK")
+_TICKS_A_SECOND = os.sysconf("SC_CLK_TCK")
 _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 
 
@@ -46,7 +46,7 @@ def read_process(pid: int, start_ticks: int | None = None) -> ProcessSignals:
     return ProcessSignals(
         state=fields[0].decode(),
         start_ticks=int(fields[19]),
-        cpu_s=(int(fields[11]) + int(fields[12])) * _TICK_S,
+        cpu_s=(int(fields[11]) + int(fields[12])) / _TICKS_A_SECOND,
         rss_bytes=int(fields[21]) * _PAGE_BYTES,
         num_threads=int(fields[17]),
         num_fds=int(num_fds),

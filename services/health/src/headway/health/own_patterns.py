@@ -1,0 +1,43 @@
+"""Patterns that a user wrote, in whose search an agent must not be lost.
+
+Python's own ``re`` holds the interpreter during a search, and a pattern such as ``(a+)+b`` takes
+years on a line of forty characters. ``regex`` releases it and ends a search that takes too long.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import structlog
+
+LIMIT_S: Final = 0.1
+"""Of one line: a thousand times what an ordinary pattern takes on the longest."""
+_log = structlog.get_logger(__name__)
+
+
+class OwnPattern:
+    """Searches lines like a pattern of ``re``, until it has once taken longer than ``LIMIT_S``."""
+
+    def __init__(self, rule: str, text: str) -> None:
+        import regex  # only an agent with own rules has it in memory
+
+        self._pattern: Any = regex.compile(text, regex.IGNORECASE)
+        self._rule, self._text = rule, text
+        self.refused = ""
+        """Why it is not searched for any more; empty while it is."""
+
+    def search(self, line: str) -> Any:
+        """The match, of the form that ``re`` has, or None."""
+        if self._pattern is None:
+            return None
+        try:
+            return self._pattern.search(line, timeout=LIMIT_S, concurrent=True)
+        except TimeoutError:
+            self._pattern = None
+            self.refused = (
+                f"rule {self._rule!r} is turned off: its pattern {self._text} took more than "
+                f"{LIMIT_S:g} s on a line of {len(line)} characters; write it without nested "
+                "repetition"
+            )
+            _log.error("an own rule is turned off", reason=self.refused)
+            return None
