@@ -111,6 +111,7 @@ class NodeWatch:
         for refused in self._rules.turned_off():
             self._refuse(refused)
         workers = self._workers.read()
+        self._sources.look(workers)
         peers = self._peers(workers)
         self.newest = AgentBeat(
             run_id=self._options.run_id,

@@ -13,6 +13,7 @@ from headway.common.cli import AsJson, group
 from headway.common.errors import InputError
 from headway.common.help_pages import DAEMONS, page
 from headway.common.output import emit
+from headway.health.burst_cli import add_command
 from headway.health.pairwise.cli import add_commands
 
 if TYPE_CHECKING:
@@ -127,6 +128,7 @@ def check(
 
 
 add_commands(app)
+add_command(app)
 
 
 @page(app, heading=DAEMONS)

@@ -90,7 +90,7 @@ class NicSource:
         if port.down.is_due(port.was_active and (is_gone or state not in (ACTIVE, "")), now_s):
             what = "is gone" if is_gone else f"is {state.lower()}"
             found.append(_finding("nic_down", name, folder / "state", what))
-        if port.slow.is_due(_gigabits(rate) < _gigabits(port.rate) and state == ACTIVE, now_s):
+        if port.slow.is_due(gigabits(rate) < gigabits(port.rate) and state == ACTIVE, now_s):
             line = f"runs at {rate}, and ran at {port.rate}"
             found.append(_finding("nic_slow", name, folder / "rate", line))
         path = folder / "counters" / "link_downed"
@@ -157,7 +157,7 @@ def _word(text: str | None) -> str:
     return (text or "").rpartition(":")[2].strip()
 
 
-def _gigabits(rate: str) -> float:
+def gigabits(rate: str) -> float:
     """The number in ``400 Gb/sec (4X NDR)``, 0.0 without one."""
     try:
         return float(rate.split()[0])

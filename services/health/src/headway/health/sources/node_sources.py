@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import msgspec
-from headway.common.wire.messages.health import Finding, FindingSource, Machine
+from headway.common.wire.messages.health import (
+    Finding,
+    FindingSource,
+    Machine,
+    WorkerSignals,
+)
 from headway.common.wire.side_thread import SideThread
 from headway.health.config import HealthConfig
 from headway.health.rulebook import RuleBook
@@ -22,6 +27,7 @@ from headway.health.sources.identity import read_machine
 from headway.health.sources.net_devices import NetSource
 from headway.health.sources.nics import NicSource
 from headway.health.sources.nvml import LIBRARY
+from headway.health.sources.slow_steps import SlowStepSource
 from headway.health.sources.source_thread import Source, SourceThread
 from headway.health.sources.train_log import CURSOR_FILE, LogTail
 
@@ -68,6 +74,7 @@ class NodeSources:
         self._gpus: GpuSource | None = None
         self._machine: Machine | None = None
         sysfs = options.sysfs
+        self._slow_steps = slow_steps = SlowStepSource(sysfs)
         logs = self._start("log", "logs", self._make_logs, config.beat_interval_s / 2)
         self._threads = deque(
             [
@@ -77,6 +84,7 @@ class NodeSources:
                 self._start("net", "net", lambda: NetSource(sysfs, config)),
                 self._start("host", "limits", lambda: HostLimits(sysfs, config)),
                 self._start("clock", "clock", lambda: ClockSource(config)),
+                self._start("nic", "links", lambda: slow_steps, config.beat_interval_s),
                 *[self._start_mount(path) for path in sorted(set(options.mounts))],
             ]
         )
@@ -84,6 +92,10 @@ class NodeSources:
             self._threads.append(self._start_gpus(options.nvml or LIBRARY))
         self._identity = SideThread("identity", self._identify)
         logs.await_first()
+
+    def look(self, workers: Sequence[WorkerSignals]) -> None:
+        """Have the links watched closely if a step was slow."""
+        self._slow_steps.look(workers)
 
     def take(self, most: int) -> list[Finding]:
         """At most so many findings; another source comes first in each call."""
