@@ -135,7 +135,7 @@ def rows_of(out: Path) -> list[dict[str, Any]]:
 def _written(out: Path, losses: int) -> list[dict[str, Any]]:
     """``rows_of`` once there are so many losses, or after 20 s: wandb's own process may write the
     end of a file a moment after the session has ended."""
-    wait_until(lambda: sum(LOSS in row for row in rows_of(out)) >= losses, 20.0)
+    assert wait_until(lambda: sum(LOSS in row for row in rows_of(out)) >= losses, 20.0)
     return rows_of(out)
 
 

@@ -184,14 +184,14 @@ def test_an_exporter_that_is_killed_again_and_again_leaves_no_gap_and_nothing_tw
         thread = threading.Thread(target=train)
         thread.start()
         try:
-            wait_until(lambda known=known: len(written(out)) > known + 20, 60)  # type: ignore[misc]
+            assert wait_until(lambda known=known: len(written(out)) > known + 20, 60)  # type: ignore[misc]
             time.sleep(0.05 * kill)  # somewhere in its loop
         finally:
             end(child, signal.SIGKILL)
             stop.set()
             thread.join()
     child = spawn(fake)
-    wait_until(lambda: bool(written(out)) and max(written(out)) == fake.step, 60)
+    assert wait_until(lambda: bool(written(out)) and max(written(out)) == fake.step, 60)
     fake.finish()
     assert child.wait(60) == 0, "it ends with its run"
     assert written(out) == list(range(1, fake.step + 1))

@@ -159,11 +159,11 @@ def test_what_the_computing_thread_has_read_is_passed_too(rig: Rig) -> None:
 def test_a_lost_device_ends_the_thread_and_nothing_else(rig: Rig) -> None:
     before = threading.active_count()
     position = DevicePosition(rig.recorder, period_s=0.001)
-    wait_until(lambda: rig.reader.header.passed is not None, LIMIT_S)
+    assert wait_until(lambda: rig.reader.header.passed is not None, LIMIT_S)
     with rig.recorder.record(Kind.FORWARD, step=1):
         pass
     rig.stream.is_lost = True
-    wait_until(lambda: threading.active_count() == before, LIMIT_S)
+    assert wait_until(lambda: threading.active_count() == before, LIMIT_S)
     passed = rig.reader.header.passed
     rig.writer.count_life()
     assert rig.reader.header.alive == 1

@@ -32,7 +32,7 @@ def test_in_the_same_forward_only_the_peer_of_a_held_rank_waits(tmp_path: Path) 
 
     def look() -> None:
         reader, source = FlightReader(tmp_path / "flight-0.bin"), FlightSource(tmp_path)
-        wait_until(lambda: reader.header.is_waiting, LIMIT_S)
+        assert wait_until(lambda: reader.header.is_waiting, LIMIT_S)
         found.extend((one.open_kind, one.waits) for one in source.read())
         is_seen.set()
         reader.close(), source.close()
