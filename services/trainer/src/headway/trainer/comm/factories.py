@@ -5,7 +5,8 @@ Every rank asks for its groups in the same order, so that none wait for each oth
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any, Protocol, TypeAlias
 
 import torch
@@ -107,20 +108,12 @@ class NcclFactory:
         ranks: Sequence[int],
         rank: int,
         line: GroupLine = NO_LINE,
-        *,
-        max_ctas: int | None = None,
     ) -> Comm:
         """The collective group."""
         if len(ranks) == 1:
             return SingleRank()
-        self._channels.check()
-        store, place = _dist.PrefixStore(f"{name}{min(ranks)}", self._store), ranks.index(rank)
-        try:
-            group = nccl_group(store, place, len(ranks), self._device, max_ctas=max_ctas)
-        except RuntimeError as error:
-            if self._store.is_lost:
-                raise PeerLost(str(error)) from None
-            raise
+        place = ranks.index(rank)
+        group = self._group(name, ranks, place)
         self._joint.add(group)
         return NcclComm(group, self._channels, place, len(ranks), line)
 
@@ -133,12 +126,38 @@ class NcclFactory:
         for direction, upward, low, high in _pairs(len(ranks), wraps=self._wraps):
             if place in (low, high):
                 peer, members = low + high - place, (ranks[low], ranks[high])
-                pair = self.comm(
-                    f"{name}-{direction}-{upward}-{low}-{high}-", members, rank, max_ctas=PAIR_CTAS
-                )
-                connect_pair(pair, self._device, sends=upward == (place == low))
-                pairs[direction, upward, peer] = pair
+                lane = f"{name}-{direction}-{upward}-{low}-{high}-"
+                sends = upward == (place == low)
+                pairs[direction, upward, peer] = self._pair(lane, members, rank, sends=sends)
         return whole, NcclPipe(pairs, place, len(ranks), self._lines)
+
+    def _pair(self, name: str, ranks: Sequence[int], rank: int, *, sends: bool) -> Comm:
+        """The communicator of two stages, connected in the one direction that it is for."""
+        place = ranks.index(rank)
+        group = self._group(name, ranks, place, PAIR_CTAS)
+        pair = NcclComm(group, self._channels, place, len(ranks))
+        with self._lost_store():
+            connect_pair(pair, self._device, sends=sends)
+        self._joint.add(group)  # not before: nothing can abort what is being connected
+        return pair
+
+    def _group(
+        self, name: str, ranks: Sequence[int], place: int, max_ctas: int | None = None
+    ) -> Any:
+        self._channels.check()
+        store = _dist.PrefixStore(f"{name}{min(ranks)}", self._store)
+        with self._lost_store():
+            return nccl_group(store, place, len(ranks), self._device, max_ctas=max_ctas)
+
+    @contextmanager
+    def _lost_store(self) -> Iterator[None]:
+        """An error of NCCL is the loss of a peer if the store is lost, too."""
+        try:
+            yield
+        except RuntimeError as error:
+            if self._store.is_lost:
+                raise PeerLost(str(error)) from None
+            raise
 
 
 def _pairs(size: int, *, wraps: bool) -> list[tuple[Direction, bool, int, int]]:
