@@ -6,13 +6,29 @@ years on a line of forty characters. ``regex`` releases it and ends a search tha
 
 from __future__ import annotations
 
+import re
 from typing import Any, Final
 
 import structlog
 
 LIMIT_S: Final = 0.1
-"""Of one line: a thousand times what an ordinary pattern takes on the longest."""
+"""Of one line, in CPU time: a thousand times what an ordinary pattern takes on the longest."""
+_OTHERS_ONLY: Final = re.compile(r"\{[^{}]*[a-z<=][^{}]*\}|\[\[:")
+"""What ``regex`` understands differently: fuzzy matches and POSIX classes."""
 _log = structlog.get_logger(__name__)
+
+
+def unfit(text: str) -> str:
+    """Why a pattern of ``re`` cannot be searched with a limit of time; empty if it can."""
+    import regex
+
+    try:
+        regex.compile(text)
+    except (regex.error, OverflowError, RecursionError) as error:
+        return str(error)
+    if found := _OTHERS_ONLY.search(text):
+        return f"{found[0]!r} would mean something else with a limit of time"
+    return ""
 
 
 class OwnPattern:
@@ -28,16 +44,17 @@ class OwnPattern:
 
     def search(self, line: str) -> Any:
         """The match, of the form that ``re`` has, or None."""
-        if self._pattern is None:
+        pattern = self._pattern  # another thread may turn it off meanwhile
+        if pattern is None:
             return None
         try:
-            return self._pattern.search(line, timeout=LIMIT_S, concurrent=True)
+            return pattern.search(line, timeout=LIMIT_S, concurrent=True)
         except TimeoutError:
             self._pattern = None
             self.refused = (
                 f"rule {self._rule!r} is turned off: its pattern {self._text} took more than "
-                f"{LIMIT_S:g} s on a line of {len(line)} characters; write it without nested "
-                "repetition"
+                f"{LIMIT_S:g} s of processor time on a line of {len(line)} characters; write it "
+                "without nested repetition"
             )
             _log.error("an own rule is turned off", reason=self.refused)
             return None

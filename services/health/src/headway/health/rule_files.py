@@ -13,6 +13,7 @@ import msgspec
 import structlog
 from headway.common.errors import ConfigError
 from headway.health.detectors.repeats import MOST
+from headway.health.own_patterns import unfit
 from headway.health.rulebook import LINE_SOURCES, Rule, RuleBook
 from headway.health.xids import xid_rules
 
@@ -92,6 +93,10 @@ def _check_own(rule: Rule, file: str) -> None:
         _refuse(file, rule.name, "source", rule.source, f"one of {', '.join(LINE_SOURCES)}")
     if not rule.expressions:
         _refuse(file, rule.name, "pattern", "", "a regular expression")
+    for text in rule.expressions:
+        if reason := unfit(text):
+            message = f"{file}: rule {rule.name!r} has the pattern {text}: {reason}"
+            raise ConfigError(message, remedy="write this regular expression differently")
     if rule.action != "observe":
         _refuse(file, rule.name, "action", rule.action, "observe: a line ends nothing")
 

@@ -121,7 +121,8 @@ class RuleBook:
     def turned_off(self) -> list[str]:
         """Why own rules are not searched for any more, each told once."""
         found = [pattern for pattern in self._own if pattern.refused]
-        self._own = [pattern for pattern in self._own if not pattern.refused]
+        for pattern in found:
+            self._own.remove(pattern)
         return [pattern.refused for pattern in found]
 
     def match(self, line: str, sources: Iterable[str]) -> Match | None:
