@@ -9,7 +9,7 @@ sysfs-class-net of the kernel's ABI documentation; ``hw_counters`` are those of 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Final, Literal, NamedTuple
 
@@ -28,6 +28,8 @@ BUSY_SHARE: Final = 0.5
 """Of the intervals in which a link is full, for it to be called so."""
 PAUSED_SHARE: Final = 0.1
 """Of the intervals in which a link waits for credit, for it to be called paused."""
+NOTIFIED_A_SECOND: Final = 100
+"""Notifications of congestion, from which a link is called congested: a few are ordinary."""
 Verdict = Literal["free", "full", "congested", "paused"]
 _IB_WORD_BYTES = 4
 """Unit of ``port_xmit_data`` and ``port_rcv_data``."""
@@ -71,14 +73,12 @@ def links(sysfs: Path) -> list[Link]:
     return [*_nic_ports(sysfs / "class" / "infiniband"), *_interfaces(sysfs / "class" / "net")]
 
 
-def burst(
-    sysfs: Path, seconds: float = SECONDS, is_ended: Callable[[], bool] = lambda: False
-) -> list[LinkBurst]:
-    """Watch every link for ``seconds``; ``is_ended`` may end it earlier."""
+def burst(sysfs: Path, seconds: float = SECONDS) -> list[LinkBurst]:
+    """Watch every link for ``seconds``."""
     watched = links(sysfs)
     until_s = time.monotonic() + seconds
     times, rows = [time.monotonic()], [_read(watched)]
-    while watched and times[-1] < until_s and not is_ended():
+    while watched and times[-1] < until_s:
         time.sleep(max(0.0, PERIOD_S - (time.monotonic() - times[-1])))
         times.append(time.monotonic())
         rows.append(_read(watched))
@@ -91,7 +91,7 @@ def judge(
 ) -> LinkBurst:
     """The verdict on a link from its counters, [reading, (sent, received, waits, notified)]."""
     spent_s = np.diff(times_s)
-    grown = np.maximum(np.diff(values, axis=0), 0)
+    grown = np.maximum(np.nan_to_num(np.diff(values, axis=0)), 0)  # no growth to or from no value
     rates = grown[:, :2] * link.unit_bytes / spent_s[:, None] if len(spent_s) else np.zeros((1, 2))
     full = (rates >= FULL_SHARE * link.rate).mean(0).max() if link.rate else 0.0
     paused = float((grown[:, 2] > 0).mean()) if len(grown) else 0.0
@@ -99,7 +99,7 @@ def judge(
     verdict: Verdict = "free"
     if full >= BUSY_SHARE:
         verdict = "full"
-    elif notified:
+    elif notified >= NOTIFIED_A_SECOND * max(float(spent_s.sum()), 1.0):
         verdict = "congested"
     elif paused >= PAUSED_SHARE:
         verdict = "paused"
@@ -120,15 +120,17 @@ def judge(
     )
 
 
-def _read(watched: Sequence[Link]) -> list[list[int]]:
+def _read(watched: Sequence[Link]) -> list[list[float]]:
     return [
         [_value(link.sent), _value(link.received), _value(link.waits), _value(link.notified)]
         for link in watched
     ]
 
 
-def _value(path: Path | None) -> int:
-    return (read_int(path) or 0) if path is not None else 0
+def _value(path: Path | None) -> float:
+    """A counter; not a number if it cannot be read, whatever it was before."""
+    value = read_int(path) if path is not None else None
+    return np.nan if value is None else float(value)
 
 
 def _nic_ports(root: Path) -> Iterator[Link]:

@@ -41,13 +41,12 @@ class SlowStepSource:
 
     def read(self) -> list[Finding]:
         """What each link was at that is full, congested or paused."""
-        if not self._asked.is_set() or self._clock_s() < self._rests_until_s:
-            self._asked.clear()
-            return []
-        found = [_finding(link) for link in burst(self._sysfs) if link.verdict != "free"]
-        self._rests_until_s = self._clock_s() + PAUSE_S
+        was_asked = self._asked.is_set()
         self._asked.clear()
-        return found
+        if not was_asked or self._clock_s() < self._rests_until_s:
+            return []
+        self._rests_until_s = self._clock_s() + PAUSE_S
+        return [_finding(link) for link in burst(self._sysfs) if link.verdict != "free"]
 
     def close(self) -> None:
         """Nothing is held."""
