@@ -19,7 +19,12 @@ from headway.common.plan.schedule.actions import Kind
 from headway.common.wire import codec
 from headway.common.wire.messages.summaries import GroupSum, StepSum, StepSummary
 from headway.health.sources.flight import FlightSource
-from headway.health.step_summaries import MAX_STEPS_A_MESSAGE, MAX_WAITING_STEPS, StepSummaries
+from headway.health.step_summaries import (
+    MAX_MESSAGES,
+    MAX_STEPS_A_MESSAGE,
+    MAX_WAITING_STEPS,
+    StepSummaries,
+)
 from headway.health.store import summary_log
 from headway.health.store.summary_file import framed, unframed, write_summaries
 from headway.health.store.summary_log import SummaryLog
@@ -157,8 +162,8 @@ def test_steps_wait_while_the_monitor_is_away_and_those_beyond_the_limit_are_cou
     rank.accepts = True
     rank.look()
     rank.look()
-    assert [len(message.steps) for message in rank.sent] == [MAX_STEPS_A_MESSAGE] * 2
-    assert [message.num_dropped for message in rank.sent] == [1, 0]
+    assert [len(message.steps) for message in rank.sent] == [MAX_STEPS_A_MESSAGE] * 2 * MAX_MESSAGES
+    assert [message.num_dropped for message in rank.sent] == [1] + [0] * (2 * MAX_MESSAGES - 1)
     rank.close()
 
 

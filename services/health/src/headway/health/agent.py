@@ -130,6 +130,10 @@ class NodeWatch:
         )
         return self.newest
 
+    def workers(self) -> tuple[WorkerSignals, ...]:
+        """The ranks as they are now."""
+        return self._workers.read()
+
     def _refuse(self, why: str) -> None:
         self._findings.append((changed("rules_refused", "host", "node", why), None))
 
@@ -245,7 +249,7 @@ def run_agent(options: AgentOptions, config: HealthConfig) -> int:
 
             def finish() -> bool:
                 beats.cancel()  # ranks that end with the agent must not be reported as crashed
-                send_summaries()
+                summaries.send(watch.workers(), monitor.notify)
                 return windows.finish()
 
             service.on_drain(finish)

@@ -20,7 +20,6 @@ _KERNEL_NAME = re.compile(r"(?:^|[-_.])(?:kernel|kmsg|kern|dmesg)(?=[-_.]|$)")
 _SERVICE_NAME = re.compile(r"n\d+-[a-z_]+\.")
 _RANK_IN_LINE = re.compile(r'"rank":\s*(\d{1,9})\b|\[rank\s?(\d{1,9})\]', re.IGNORECASE)
 _RANK_IN_NAME = re.compile(r"(?:^|[-_.])r(?:ank)?[-_]?(\d{1,9})(?=[-_.]|$)")
-_OF_TORCHRUN: Final = ("stdout", "stderr")
 _OWN_LINE = re.compile(r'"event":\s*"verdict"')
 """Verdicts are logged with the line that they are about, which must not be found again."""
 _GPU_NAMED = re.compile(r"NVRM: The NVIDIA GPU (?:PCI:)?([0-9a-f:.]+)", re.IGNORECASE)
@@ -79,8 +78,6 @@ def _rank_of(line: str, rank: int) -> int:
 
 
 def _rank_in(path: Path) -> int:
-    """The rank that a file is named for, -1 for none; torchrun's are ``RANK/stderr.log``."""
-    if path.stem in _OF_TORCHRUN and path.parent.name.isdecimal():
-        return int(path.parent.name)
+    """The rank that a file is named for, -1 for none."""
     found = _RANK_IN_NAME.search(path.name)
     return int(found[1]) if found else -1

@@ -16,7 +16,7 @@ from headway.common.wire.messages.health import WorkerSignals
 from headway.common.wire.messages.summaries import StepSum
 from headway.health.sources.step_sums import sums_of
 
-MAX_STEPS = 256
+MAX_STEPS = 1024
 """Of one rank at a time: a ring that was not read for long has more, the oldest are left out."""
 
 
@@ -29,6 +29,7 @@ class StepSource:
         """By rank, the sequence number of the newest step that was summed up."""
         self._counted: dict[int, tuple[int, int, int]] = {}
         """By rank, its process, generation and number of steps when its ring was last read."""
+        self._num_cut = 0
 
     def read(self, workers: Sequence[WorkerSignals]) -> list[StepSum]:
         """The steps that have ended since the call before.
@@ -66,7 +67,9 @@ class StepSource:
             & (records["end_ns"] > 0)
             & (records["flags"] & BROKEN == 0)
             & (records["sequence"].astype(np.int64) > newest)
-        ][-MAX_STEPS:]
+        ]
+        self._num_cut += 0 if skips else max(0, len(steps) - MAX_STEPS)
+        steps = steps[-MAX_STEPS:]
         known = steps[: _num_known(records, steps)]
         if len(known):
             self._seen[worker.rank] = int(known["sequence"][-1])
@@ -75,6 +78,11 @@ class StepSource:
         numbers = {row.line: row.number for row in worker.groups}
         sums = sums_of(worker.rank, records, known, numbers, worker.generation)
         return sums, len(known) < len(steps)
+
+    def take_cut(self) -> int:
+        """How many steps were left out since the call before."""
+        num_cut, self._num_cut = self._num_cut, 0
+        return num_cut
 
     def _forget(self, ranks: set[int]) -> None:
         for rank in set(self._counted) - ranks:
