@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -23,14 +24,15 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 dist.init_process_group("gloo")
-total, folder = torch.ones(8), Path(sys.argv[1])
+total, folder = torch.zeros(8), Path(sys.argv[1])
 (folder / f"up-{dist.get_rank()}").touch()
-while not (folder / "fail").exists():
+while not total[0]:  # all ranks see the end in the same collective
+    total.fill_(float((folder / "fail").exists()))
     dist.all_reduce(total)
-    total.fill_(1.0)
     time.sleep(0.05)
 if dist.get_rank() == 1:
-    print("RuntimeError: CUDA error: device-side assert triggered", file=sys.stderr, flush=True)
+    said = "[rank1]: RuntimeError: CUDA error: device-side assert triggered"
+    print(said, file=sys.stderr, flush=True)
     os._exit(3)
 time.sleep(600)
 """
@@ -47,7 +49,11 @@ class Job:
     def start(self, *words: str | Path, output: str = "daemons.txt") -> subprocess.Popen[bytes]:
         with (self.folder / output).open("ab") as out:
             made = subprocess.Popen(
-                [sys.executable, "-m", *map(str, words)], stdout=out, stderr=out, cwd=self.folder
+                [sys.executable, "-m", *map(str, words)],
+                stdout=out,
+                stderr=out,
+                cwd=self.folder,
+                start_new_session=True,
             )
         self.started.append(made)
         return made
@@ -92,7 +98,8 @@ def job(tmp_path: Path) -> Iterator[Job]:
     made = Job(folder)
     yield made
     for process in made.started:
-        process.kill()
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
         process.wait()
     printed = (folder / "daemons.txt").read_text()
     folder.rename(tmp_path / "job")
@@ -118,6 +125,7 @@ def test_an_agent_reports_what_the_logs_and_the_kernel_say_of_a_torchrun_job(job
     wait_until(lambda: len(job.verdicts()) == 2, what="the rank's line", timeout_s=LIMIT_S)
     own = job.verdicts()[1]
     assert (own.node, own.rank) == (0, 1), own
+    assert "/1/stderr.log" in str(own.evidence)
     assert "device-side assert" in str(own.evidence)
 
     agent.send_signal(signal.SIGTERM)
