@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import itertools
 import socket
@@ -199,6 +200,48 @@ def test_a_delay_is_between_two_nodes_and_both_ways(
     assert time.monotonic() - started_s >= 0.2, "it is still slow after a boot"
     bed.delay(0, 1, 0)
     assert connect(0, 1).passes()
+
+
+def test_a_loss_takes_a_share_of_the_fabric_in_both_directions(
+    bed: Bed, within: Within, connect: Connect
+) -> None:
+    control = connect(0, 1)
+    listening = within(bed.node(1), lambda: _receiver(bed.node(1).fabric_address))
+    sender = within(bed.node(0), lambda: _receiver(bed.node(0).fabric_address))
+
+    def arrive(one: socket.socket, other: socket.socket, count: int = 200) -> int:
+        num = 0
+        other.settimeout(SILENCE_S)
+        for _ in range(count):
+            one.sendto(b"x", other.getsockname())
+        with contextlib.suppress(TimeoutError):
+            while num < count:
+                num += len(other.recv(1))
+        return num
+
+    arrive(sender, listening, 1)  # from then on hardware addresses are known
+    assert arrive(sender, listening) == 200
+    bed.lose(1, 0.5)
+    for pair in ((sender, listening), (listening, sender)):
+        assert 50 < arrive(*pair) < 150, "chance takes the half of it but once in 10**12 times"
+    assert control.passes() and control.passes(back=True)
+    bed.node(1).kill()
+    bed.node(1).boot()
+    listening = within(bed.node(1), lambda: _receiver(bed.node(1).fabric_address))
+    wait_until(lambda: arrive(sender, listening, 4) > 0, what="a node that is up")
+    assert 50 < arrive(sender, listening) < 150, "it is still there after a boot"
+    bed.lose(1, 1.0)
+    assert arrive(sender, listening) == 0
+    bed.lose(1, 0.0)
+    assert arrive(sender, listening) == 200
+    with pytest.raises(ValueError, match=r"share=1\.5"):
+        bed.lose(1, 1.5)
+
+
+def _receiver(address: str) -> socket.socket:
+    found = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+    found.bind((address, 0))
+    return found
 
 
 def transfer(pair: Pair, data: bytes) -> bytes:

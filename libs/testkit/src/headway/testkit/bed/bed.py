@@ -179,8 +179,18 @@ class Bed:
         self._check(a)
         self._up.set_limit(a, limit_mbit)
 
+    def lose(self, a: int, share: float) -> None:
+        """Lose a share of the packets of the fabric from and to a node, 0 to 1; 0 ends it.
+
+        What the kernel hands over in one piece, up to 64 KiB of a connection, is lost as a whole.
+        """
+        self._check(a)
+        if not 0 <= share <= 1:
+            raise ValueError(f"share={share} is not between 0 and 1")
+        self._up.set_loss(a, share)
+
     def heal(self) -> None:
-        """End all cuts, delays and limits."""
+        """End all cuts, delays, limits and losses."""
         self._up.heal()
 
     def _check(self, *indices: int) -> None:

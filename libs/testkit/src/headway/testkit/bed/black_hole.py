@@ -22,6 +22,8 @@ _LOAD_BYTE, _LOAD_HALF, _LOAD_WORD = 0x30, 0x28, 0x20
 _LOAD_X_HEADER_LENGTH, _LOAD_HALF_AT_X = 0xB1, 0x48
 _IF_EQUAL, _IF_AT_LEAST, _IF_ABOVE, _RETURN = 0x15, 0x35, 0x25, 0x06
 _ETHER_TYPE, _IP, _PROTOCOL, _TARGET, _IPV4 = 12, 14, 23, 30, 0x0800
+_RANDOM = 0xFFFFF000 + 56
+"""SKF_AD_OFF + SKF_AD_RANDOM: the kernel's filters load a random word from there."""
 
 Plane = Literal["control", "fabric"]
 """One of the two networks of a bed."""
@@ -53,6 +55,8 @@ class Rule:
     ports: range | None
     """Only of TCP and UDP with such a port on either side; None for all packets."""
     result: int
+    share: float = 1.0
+    """Of these packets, chosen at random."""
 
 
 def program(rules: Iterable[Rule], otherwise: int = PASS) -> list[Instruction]:
@@ -60,6 +64,8 @@ def program(rules: Iterable[Rule], otherwise: int = PASS) -> list[Instruction]:
     code = [(_LOAD_HALF, 0, 0, _ETHER_TYPE), (_IF_EQUAL, 1, 0, _IPV4), (_RETURN, 0, 0, otherwise)]
     for rule in rules:
         is_port = [] if rule.ports is None else _if_port(rule.ports[0], rule.ports[-1])
+        if rule.share < 1:
+            is_port += [(_LOAD_WORD, 0, 0, _RANDOM), (_IF_AT_LEAST, 1, 0, int(rule.share * 2**32))]
         code.append((_LOAD_WORD, 0, 0, _TARGET))
         code.append((_IF_EQUAL, 0, len(is_port) + 1, int(IPv4Address(rule.address))))
         code += [*is_port, (_RETURN, 0, 0, rule.result)]

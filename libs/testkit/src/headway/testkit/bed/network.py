@@ -31,6 +31,8 @@ class _Faults:
     delays_ms: dict[tuple[int, int], float] = field(default_factory=dict)
     """(from, to) -> delay, one way."""
     limits_mbit: dict[int, float] = field(default_factory=dict)
+    losses: dict[int, float] = field(default_factory=dict)
+    """Node -> share of the packets from it and to it that vanish in the fabric."""
 
 
 class Network:
@@ -75,6 +77,8 @@ class Network:
         self.switch.batch("tc", [f"qdisc add dev {cable} clsact"])
         if self._rules(index):
             self._filter(index)
+        if self._faults.losses:
+            self._refilter(set(self._plugged))
         if index in self._faults.limits_mbit:
             self._shape(index)
         self._carry()
@@ -132,9 +136,18 @@ class Network:
                 remedy="it needs CONFIG_NET_SCH_HTB",
             ) from error
 
+    def set_loss(self, index: int, share: float) -> None:
+        """See ``Bed.lose``."""
+        self._faults.losses[index] = share
+        if not share:
+            del self._faults.losses[index]
+        self._refilter(set(self._plugged))
+
     def heal(self) -> None:
         """Remove all faults, so that the network is as it was at first."""
         faults, self._faults = self._faults, _Faults()
+        if faults.losses:
+            self._refilter(set(self._plugged))
         self._refilter({cut.source for cut in faults.cuts} | {a for a, _ in faults.delays_ms})
         for index in faults.limits_mbit:
             self._shape(index)
@@ -153,7 +166,21 @@ class Network:
             for plane in self.subnets
             if one.plane in (plane, None)
         ]
-        return gone + [Rule(address, None, delayed) for address in self._delays_s(index)]
+        late = [Rule(address, None, delayed) for address in self._delays_s(index)]
+        return gone + self._lossy(index, cut) + late
+
+    def _lossy(self, index: int, cut: int) -> list[Rule]:
+        """What chance takes of a node's packets; of those to others where it is the lossy one."""
+        losses = self._faults.losses
+        shares = {
+            other: max(losses.get(index, 0.0), losses.get(other, 0.0))
+            for other in sorted(self._plugged.keys() - {index})
+        }
+        return [
+            Rule(self.address(other, "fabric"), None, cut, share)
+            for other, share in shares.items()
+            if share
+        ]
 
     def _delays_s(self, index: int) -> dict[str, float]:
         """Address -> delay of what the node sends to it."""
