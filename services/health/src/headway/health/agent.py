@@ -197,6 +197,7 @@ def _source_options(options: AgentOptions) -> SourceOptions:
         options.kmsg,
         options.nvml,
         tuple(folders),
+        options.fabric_address,
     )
 
 

@@ -27,6 +27,8 @@ from headway.health.own_patterns import OwnPattern
 Severity = Literal["info", "warning", "error"]
 LINE_SOURCES: Final = ("kernel", "nccl", "rank", "service")
 """Sources that are lines of text, which rules search by patterns."""
+_EACH: Final = ("gpu", "nic", "mount", "peer")
+"""Subjects of which a node has several."""
 _PCI_ADDRESS: Final = r"[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}(?:\.[0-9a-f])?"
 _WORDS: Final = {"%PCI%": rf"(?:PCI:)?(?P<name>{_PCI_ADDRESS})", "%PCI_ADDRESS%": _PCI_ADDRESS}
 """What a pattern may use for the address of a PCI device, which becomes the subject's name."""
@@ -73,7 +75,7 @@ class Rule(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     @property
     def names_device(self) -> bool:
         """Whether each subject of it has a verdict of its own."""
-        return self.subject in ("gpu", "nic", "mount") or "(?P<name>" in "".join(self.expressions)
+        return self.subject in _EACH or "(?P<name>" in "".join(self.expressions)
 
     @property
     def expressions(self) -> tuple[str, ...]:

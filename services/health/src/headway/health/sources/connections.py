@@ -67,7 +67,7 @@ class ConnectionSource:
         """The peers of the ranks' connections; the first reading only begins to ask them."""
         now_s, all_peers = time.monotonic(), set[str]()
         worst: dict[str, Connection] = {}
-        for one in _connections(pids, _sockets_of(pids)):
+        for one in _connections(pids, sockets_of(pids)):
             all_peers.add(one.address)
             known = worst.get(one.address)
             if one.num_repeats > (known.num_repeats if known is not None else 0):
@@ -132,7 +132,7 @@ def _address(digits: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address:
     return getattr(found, "ipv4_mapped", None) or found
 
 
-def _sockets_of(pids: Collection[int]) -> frozenset[int]:
+def sockets_of(pids: Collection[int]) -> frozenset[int]:
     """Inodes of the sockets that the processes have open."""
     found: set[int] = set()
     for pid in pids:

@@ -20,6 +20,7 @@ from headway.health.rulebook import RuleBook
 from headway.health.sources import kernel_log, mounts
 from headway.health.sources.changes import again_s, changed
 from headway.health.sources.clock import ClockSource
+from headway.health.sources.fabric_links import FabricLinks
 from headway.health.sources.gpu_probe import GpuProbe
 from headway.health.sources.gpus import GpuSource, has_gpus
 from headway.health.sources.host_limits import HostLimits
@@ -49,6 +50,8 @@ class SourceOptions:
     """Library to use instead of the driver's."""
     mounts: tuple[Path, ...] = ()
     """Folders whose file systems the run needs."""
+    fabric_address: str = ""
+    """This node's in the ranks' network; empty if that is the loopback."""
 
 
 class LogSource:
@@ -72,6 +75,8 @@ class NodeSources:
         self._options, self._config, self._rules = options, config, rules
         self._kernel: kernel_log.KmsgSource | kernel_log.KernelFile | None = None
         self._gpus: GpuSource | None = None
+        self._ranks: tuple[int, ...] = ()
+        """Processes of the ranks at the last beat."""
         self._machine: Machine | None = None
         sysfs = options.sysfs
         self._slow_steps = slow_steps = SlowStepSource(sysfs)
@@ -88,13 +93,18 @@ class NodeSources:
                 *[self._start_mount(path) for path in sorted(set(options.mounts))],
             ]
         )
+        if own := options.fabric_address:
+            self._threads.append(
+                self._start("net", "fabric", lambda: FabricLinks(own, lambda: self._ranks, config))
+            )
         if options.nvml or has_gpus(sysfs):
             self._threads.append(self._start_gpus(options.nvml or LIBRARY))
         self._identity = SideThread("identity", self._identify)
         logs.await_first()
 
     def look(self, workers: Sequence[WorkerSignals]) -> None:
-        """Have the links watched closely if a step was slow."""
+        """Note the ranks as they are now; a slow step has the links watched closely."""
+        self._ranks = tuple(worker.pid for worker in workers)
         self._slow_steps.look(workers)
 
     def take(self, most: int) -> list[Finding]:

@@ -18,7 +18,8 @@ EvidenceSource = Literal["proc", "flight", "log", "beat", "host", "kernel"]
 FindingSource = Literal[
     "kernel", "rank", "nccl", "service", "gpu", "nic", "net", "host", "clock", "mount"
 ]
-FindingSubject = Literal["rank", "gpu", "nic", "node", "service", "mount"]
+FindingSubject = Literal["rank", "gpu", "nic", "node", "service", "mount", "peer"]
+"""``peer``: an address in the ranks' network, as seen from the node."""
 FindingKind = Literal[
     "user_error", "gpu_fault", "network_fault", "pcie_error", "out_of_memory", "disk_full",
     "disk_fault", "memory_error", "kernel_stall", "crash_report", "collective_timeout",
@@ -169,7 +170,8 @@ class Finding(Message, tag="health.finding/1"):
     subject: FindingSubject = "node"
     """What it is about."""
     name: str = ""
-    """Which one: the PCI address of a GPU, ``mlx5_0/1``, ``eth0``, a path; empty if unknown."""
+    """Which one: the PCI address of a GPU, ``mlx5_0/1``, ``eth0``, a path, an address;
+    empty if unknown."""
     uuid: str = ""
     """The GPU's, if it is known."""
     file: str = ""

@@ -1,0 +1,154 @@
+"""What the network does to a gloo job is found within seconds, and nothing in a job that is well.
+
+The job is two processes on two nodes of a bed that reduce gradients over the fabric. The cores are
+wanted by other processes throughout, since a busy core delays packets too.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from headway.common.node.testing import wait_until
+from headway.testkit.bed import Bed
+
+BUSY = 8
+QUIET_S = 12.0
+"""How long a job that is well is watched."""
+LIMIT_S = 20.0
+MEGABIT, SHARE, DELAY_MS = 5.0, 0.05, 100.0
+
+RANK = """
+import datetime, os, sys, time
+import torch, torch.distributed as dist
+own, first, rank = sys.argv[1], sys.argv[2], int(sys.argv[3])
+torch.set_num_threads(1)
+limit = datetime.timedelta(seconds=600)
+store = dist.TCPStore(first, 29555, 2, rank == 0, timeout=limit)
+options = dist.ProcessGroupGloo._Options()
+options._devices = [dist.ProcessGroupGloo.create_device(hostname=own)]
+options._timeout = limit
+group = dist.ProcessGroupGloo(store, rank, 2, options)
+gradients, loss, weights = torch.ones(250_000), torch.ones(4), torch.ones(300, 300)
+sum_up = dist.AllreduceOptions()
+print("up", os.getpid(), flush=True)
+while True:
+    for _ in range(8):
+        weights @ weights
+    group.allreduce([loss], sum_up).wait()
+    group.allreduce([gradients], sum_up).wait()
+    print("step", flush=True)
+    time.sleep(0.05)
+"""
+WATCH = """
+import json, sys, time
+from headway.health.config import HealthConfig
+from headway.health.sources.fabric_links import FabricLinks
+own, pid = sys.argv[1], int(sys.argv[2])
+source = FabricLinks(own, lambda: [pid], HealthConfig())
+while True:
+    found = [(one.rule, one.name, one.subject, one.line) for one in source.read()]
+    print(json.dumps(found), flush=True)
+    time.sleep(1.0)
+"""
+
+pytestmark = pytest.mark.timeout(300)
+
+
+class Job:
+    """Two ranks that train, each beside a process that reads what an agent does."""
+
+    def __init__(self, bed: Bed, folder: Path) -> None:
+        self.bed, self._folder = bed, folder
+        self.addresses = [node.fabric_address for node in bed.nodes]
+        ranks = [
+            self._start("rank", node, RANK, self.addresses[node], self.addresses[0], str(node))
+            for node in (0, 1)
+        ]
+        self._ranks, self._watches = ranks, list[Path]()
+        for node, log in enumerate(ranks):
+            wait_until(lambda log=log: "up" in _text(log), what="the ranks", timeout_s=120)
+            pid = _text(log).split()[_text(log).split().index("up") + 1]
+            self._watches.append(self._start("watch", node, WATCH, self.addresses[node], pid))
+
+    def _start(self, name: str, node: int, code: str, *words: str) -> Path:
+        log = self._folder / f"{name}-{node}.log"
+        self.bed.node(node).start([sys.executable, "-c", code, *words], log=log)
+        return log
+
+    def num_readings(self, node: int) -> int:
+        return _text(self._watches[node]).count("\n")
+
+    def num_steps(self) -> int:
+        return _text(self._ranks[0]).count("step")
+
+    def found(self, node: int, since: int = 0) -> list[list[str]]:
+        """Rule, name, subject and line of what was found after so many readings."""
+        lines = _text(self._watches[node]).rpartition("\n")[0].splitlines()
+        return [found for line in lines[since:] for found in json.loads(line)]
+
+
+def _text(log: Path) -> str:
+    return log.read_text() if log.exists() else ""
+
+
+@pytest.fixture(scope="module")
+def job(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Job]:
+    if reason := Bed.missing():
+        pytest.skip(f"no separate nodes here: {reason}")
+    folder = tmp_path_factory.mktemp("fabric")
+    command = [sys.executable, "-c", "while True: pass"]
+    busy = [subprocess.Popen(command) for _ in range(BUSY)]
+    try:
+        with Bed(folder, nodes=2) as bed:
+            yield Job(bed, folder)
+    finally:
+        for one in busy:
+            one.kill()
+            one.wait()
+
+
+def _settle(job: Job) -> int:
+    """Wait until both nodes have read the ways as they are usually; returns how often."""
+    job.bed.heal()
+    steps, readings = job.num_steps(), job.num_readings(0)
+    wait_until(lambda: job.num_steps() > steps + 3, what="steps", timeout_s=60)
+    wait_until(lambda: job.num_readings(0) > readings + 8, what="readings", timeout_s=60)
+    return min(job.num_readings(0), job.num_readings(1))
+
+
+def test_nothing_is_found_while_a_job_on_busy_cores_is_well(job: Job) -> None:
+    _settle(job)
+    readings = job.num_readings(0)
+    wait_until(lambda: job.num_readings(0) > readings + QUIET_S, what="readings", timeout_s=60)
+    assert job.found(0) == job.found(1) == []
+
+
+@pytest.mark.parametrize(
+    ("strike", "rule"),
+    [
+        (lambda bed: bed.delay(0, 1, DELAY_MS), "fabric_delay"),
+        (lambda bed: bed.lose(1, SHARE), "fabric_loss"),
+        (lambda bed: bed.limit(1, MEGABIT), "fabric_slow"),
+        (lambda bed: bed.isolate(1, plane="fabric"), "fabric_stop"),
+    ],
+    ids=["delay", "loss", "bandwidth", "partition"],
+)
+def test_a_fault_of_the_network_names_the_peer(
+    job: Job, strike: Callable[[Bed], None], rule: str
+) -> None:
+    since, began_s = _settle(job), time.monotonic()
+    strike(job.bed)
+    wait_until(lambda: any(job.found(node, since) for node in (0, 1)), what=rule, timeout_s=LIMIT_S)
+    print(
+        f"{rule} after {time.monotonic() - began_s:.1f} s", job.found(0, since), job.found(1, since)
+    )
+    for node in (0, 1):
+        for found, name, subject, line in job.found(node, since):
+            assert (found, name, subject) == (rule, job.addresses[1 - node], "peer"), line
+            assert job.addresses[node] in line
