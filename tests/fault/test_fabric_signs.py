@@ -56,6 +56,22 @@ while True:
     print(json.dumps(found), flush=True)
     time.sleep(1.0)
 """
+INJECT = """
+import sys, time
+from pathlib import Path
+from headway.common.errors import InputError
+from headway.common.node.process import ProcessId
+from headway.common.node.run_dir import RunDir
+from headway.controller.faults.faults import Places, inject
+fault, own, seconds = sys.argv[1:]
+run = RunDir.create(Path("run-" + fault), run_id="00c0ffee")
+try:
+    places = Places(run.path.resolve(), Path.cwd(), Path.cwd(), own)
+    print("done:", inject(fault, [ProcessId.current()], places, float(seconds)), flush=True)
+    time.sleep(float(seconds))
+except InputError as error:
+    print("refused:", error, error.remedy, flush=True)
+"""
 
 pytestmark = pytest.mark.timeout(300)
 
@@ -80,6 +96,10 @@ class Job:
         log = self._folder / f"{name}-{node}.log"
         self.bed.node(node).start([sys.executable, "-c", code, *words], log=log)
         return log
+
+    def inject(self, fault: str, seconds: float) -> Path:
+        """Have ``headway inject`` break node 0's network; returns the file with its answer."""
+        return self._start(f"inject-{fault}", 0, INJECT, fault, self.addresses[0], str(seconds))
 
     def num_readings(self, node: int) -> int:
         return _text(self._watches[node]).count("\n")
@@ -152,3 +172,31 @@ def test_a_fault_of_the_network_names_the_peer(
         for found, name, subject, line in job.found(node, since):
             assert (found, name, subject) == (rule, job.addresses[1 - node], "peer"), line
             assert job.addresses[node] in line
+
+
+@pytest.mark.parametrize(
+    ("fault", "rule"),
+    [
+        ("bandwidth", "fabric_slow"),
+        ("loss", "fabric_loss"),
+        ("delay", "fabric_delay"),
+        ("partition", "fabric_stop"),
+    ],
+)
+def test_what_inject_does_to_the_network_is_found_or_refused_by_name(
+    job: Job, fault: str, rule: str
+) -> None:
+    since = _settle(job)
+    log = job.inject(fault, 12.0)
+    wait_until(lambda: "\n" in _text(log), what="an answer", timeout_s=LIMIT_S)
+    if _text(log).startswith("refused"):
+        assert f"'{fault}' cannot be done" in _text(log) and "CONFIG_NET_" in _text(log)
+        assert job.found(0, since) == job.found(1, since) == []
+        return
+    wait_until(lambda: any(job.found(node, since) for node in (0, 1)), what=rule, timeout_s=LIMIT_S)
+    for node in (0, 1):
+        for found, name, _, line in job.found(node, since):
+            assert (found, name) == (rule, job.addresses[1 - node]), line
+    if fault != "partition":  # after which gloo may have given its connections up
+        steps = job.num_steps()
+        wait_until(lambda: job.num_steps() > steps + 20, what="the end of it", timeout_s=60)

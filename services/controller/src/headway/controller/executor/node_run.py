@@ -26,6 +26,7 @@ from headway.common.node.failpoints import configure
 from headway.common.node.process import DEAD, GONE, ProcessId, reap_children
 from headway.common.node.run_dir import NodePaths, RunDir, RunLock
 from headway.common.node.seals import read_seals
+from headway.common.wire.addresses import LOOPBACK
 from headway.common.wire.loop import Throttle
 from headway.common.wire.message import Message
 from headway.common.wire.messages.driver import NodeBeat, Seals
@@ -353,7 +354,9 @@ class NodeRun:
             workers={one.beat.rank: one.process for one in members if one.beat.rank >= 0},
             standbys=[one.process for one in members if one.beat.rank < 0],
         )
-        places = faults.Places(self.run.path, self.paths.shm_dir, self.cluster.path)
+        address = self.config.launch.network.fabric_address
+        fabric = "" if address == LOOPBACK else address
+        places = faults.Places(self.run.path, self.paths.shm_dir, self.cluster.path, fabric)
         return faults.carry_out(order, parts, places)
 
     def _keepers(self) -> dict[str, ProcessId]:

@@ -20,7 +20,7 @@ from pathlib import Path
 
 from headway.common.errors import HeadwayError, InputError
 from headway.common.node.process import ProcessId
-from headway.controller.faults import cgroups
+from headway.controller.faults import cgroups, network
 
 Tick = Callable[[], None]
 
@@ -96,6 +96,17 @@ def unable_to_spawn(processes: Sequence[ProcessId]) -> Iterator[Tick]:
         for process, limits in before.items():
             if process.alive():
                 resource.prlimit(process.pid, resource.RLIMIT_NPROC, limits)
+
+
+@contextlib.contextmanager
+def disturbed(fault: str, address: str) -> Iterator[Tick]:
+    """A network of the ranks that carries less, later or nothing.
+
+    Raises:
+        InputError, OSError: it cannot be done here.
+    """
+    with network.disturbed(fault, address):
+        yield _nothing
 
 
 @contextlib.contextmanager

@@ -26,6 +26,7 @@ from headway.controller.faults import cgroups
 from headway.controller.faults import fault_effects as effects
 from headway.controller.faults.evidence import EVIDENCE, write_evidence
 from headway.controller.faults.inside import INSIDE, arm_inside
+from headway.controller.faults.network import NETWORK, check_network
 
 ENV_FAULT = "HEADWAY_FAULT"
 """In the environment of a process that holds a fault: the run it breaks."""
@@ -76,6 +77,10 @@ FAULTS: dict[str, Fault] = {
     "flip": Fault("one bit of one gradient of one step is flipped", _WORKER),
     "mismatch": Fault("it enters one collective with another size", _WORKER),
     "skip": Fault("it leaves one collective out", _WORKER),
+    "bandwidth": Fault("5 Mbit/s of what ranks send to others get through", _NODE, 10.0),
+    "loss": Fault("5 % of the packets between its ranks and others are lost", _NODE, 10.0),
+    "delay": Fault("what its ranks send to others is 100 ms late", _NODE, 10.0),
+    "partition": Fault("nothing passes between its ranks and others", _NODE, 10.0),
     "kernel": Fault("a line of a lost GPU in the kernel log that the agent reads", _NODE),
     "counter": Fault("a port that was down once, in the counters that the agent reads", _NODE),
     "gpu": Fault("a memory error of the GPUs that the agent reads", _NODE),
@@ -87,6 +92,7 @@ _OF_NODE = {
     "spawn_failure": ("executor", "zygote"),
     "silent_node": _SPEAKERS,
     **dict.fromkeys(EVIDENCE, ("agent",)),
+    **dict.fromkeys(NETWORK, ("executor",)),
 }
 """Which services of a node a fault is about, where that is not all of them."""
 
@@ -98,6 +104,8 @@ class Places:
     run_dir: Path
     shm_dir: Path
     cluster_dir: Path
+    fabric_address: str = ""
+    """This node's in the ranks' network; empty on the loopback."""
 
 
 @dataclass(frozen=True)
@@ -237,11 +245,14 @@ def hold(
     """
     if fault == "full_disk":
         effects.check_small(places.run_dir)
+    elif fault in NETWORK:
+        check_network(fault, places.fabric_address)
     elif fault == "oom":
         cgroups.needed("memory")
     elif fault in ("freeze", "slow", "slow_disk", "silent_node", "returning_node"):
         cgroups.needed("freezer")
-    argv = [sys.executable, "-m", __spec__.name, fault, str(duration_s), str(places.run_dir)]
+    argv = [sys.executable, "-m", __spec__.name, "--fabric", places.fabric_address]
+    argv += [fault, str(duration_s), str(places.run_dir)]
     argv += [f"{process.pid}:{process.start_ticks}" for process in processes]
     # Not a part of the run: what ends the run's processes must not leave others frozen.
     own = (ENV_RUN_ID, ENV_NODE, "HEADWAY_ROLE", "LD_PRELOAD")
@@ -254,13 +265,15 @@ def hold(
 
 
 def effect(
-    fault: str, processes: Sequence[ProcessId], run: RunDir
+    fault: str, processes: Sequence[ProcessId], run: RunDir, fabric_address: str = ""
 ) -> contextlib.AbstractContextManager[effects.Tick]:
     """The block during which a lasting fault is there."""
     if fault == "full_disk":
         return effects.filled(run.path)
     if fault == "locked_journal":
         return effects.locked(run.database)
+    if fault in NETWORK:
+        return effects.disturbed(fault, fabric_address)
     by_processes = {
         "slow": effects.slowed,
         "slow_disk": effects.slowed,
@@ -278,6 +291,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("fault", choices=held)
     parser.add_argument("seconds", type=float)
     parser.add_argument("run_dir", type=Path)
+    parser.add_argument("--fabric", default="", metavar="ADDRESS")
     parser.add_argument("processes", nargs="*", metavar="PID:START_TICKS")
     options = parser.parse_args(argv)
     asked = _End()
@@ -285,7 +299,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     cgroups.undo_abandoned()
     pairs = [word.split(":") for word in options.processes]
     processes = [ProcessId(int(pid), int(ticks)) for pid, ticks in pairs]
-    with effect(options.fault, processes, RunDir(options.run_dir)) as tick:
+    run = RunDir(options.run_dir)
+    with effect(options.fault, processes, run, options.fabric) as tick:
         end = time.monotonic() + options.seconds
         while time.monotonic() < end and not asked.to_end:
             if processes and not any(process.alive() for process in processes):
