@@ -157,7 +157,7 @@ class NodeSources:
         config = self._config
         return SourceThread(
             "mount",
-            lambda: mounts.MountSource(path, config),
+            lambda: mounts.MountSource(path, config, sysfs=self._options.sysfs),
             config.source_interval_s,
             config.source_deadline_s,
             hung,
