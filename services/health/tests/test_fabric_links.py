@@ -72,12 +72,14 @@ STOPPED = {**IDLE, "num_unacked": 3, "num_repeats": 2, "busy_s": 1.0}
     [
         ([LATE, LATE], ["", "fabric_delay"]),
         ([LOSSY, LOSSY], ["", "fabric_loss"]),
-        ([SLOW, SLOW], ["", "fabric_slow"]),
+        ([SLOW, SLOW, SLOW], ["", "", "fabric_slow"]),
+        # at first, the mean of the round trips is still on its way
+        ([SLOW, SLOW, LATE, LATE], ["", "", "", "fabric_delay"]),
         ([STOPPED], ["fabric_stop"]),
         ([{**LATE, **SLOW, "rtt_spread_s": 0.005}] * 2, ["", "fabric_delay"]),
         # the queue before a slow link is full, so round trips are long and steady
-        ([SLOW, SLOW, {**SLOW, "rtt_spread_s": 0.01}], ["", "fabric_slow", "fabric_slow"]),
-        ([SLOW, IDLE, SLOW], ["", "", "fabric_slow"]),
+        ([*[SLOW] * 3, {**SLOW, "rtt_spread_s": 0.01}], ["", "", *["fabric_slow"] * 2]),
+        ([SLOW, IDLE, SLOW, IDLE, SLOW], ["", "", "", "", "fabric_slow"]),
     ],
 )
 def test_what_the_network_does_has_a_name(

@@ -23,8 +23,10 @@ RULES: Final[tuple[Rule, ...]] = ("fabric_stop", "fabric_loss", "fabric_delay", 
 READINGS: Final = 2
 """Consecutive ones that must agree, where the kernel has not counted by itself."""
 NEEDED: Final[dict[Rule, int]] = {
-    "fabric_stop": 1, "fabric_loss": 1, "fabric_delay": READINGS, "fabric_slow": READINGS
+    "fabric_stop": 1, "fabric_loss": 1, "fabric_delay": READINGS, "fabric_slow": READINGS + 1
 }  # fmt: skip
+"""One more for a low rate: a delay lowers it too, and the kernel's mean takes some 16 round trips
+to become steady."""
 MIN_USUAL: Final = 3
 """Readings with traffic before anything is compared with them."""
 KEEP_USUAL: Final = 30
@@ -46,7 +48,7 @@ DELAY_FLOOR_S: Final = 0.01
 LONE_FLOOR_S: Final = 0.06
 """Without bulk: a peer may wait 40 ms before it acknowledges a small segment (Linux's
 TCP_DELACK_MIN)."""
-STEADY: Final = 0.2
+STEADY: Final = 0.35
 """Largest mean deviation of a longer round trip, as a share of it. A busy processor and a queue
 that fills and empties make round trips vary by about as much as they last."""
 SLOW_FACTOR: Final = 5.0
@@ -105,7 +107,7 @@ class Link:
         is_late = self._is_late(info, steady_s, acked_bytes)
         is_slow = self._is_slow(rate, acked_bytes, busy_s / elapsed_s)
         if is_late and is_slow:  # a queue before a slow link delays; what is late is slow at first
-            is_queue = self._runs["fabric_slow"].count >= READINGS
+            is_queue = self._runs["fabric_slow"].count >= NEEDED["fabric_slow"]
             is_late, is_slow = (None, True) if is_queue else (True, False)
         seen: dict[Rule, bool | None] = {
             "fabric_stop": _is_stopped(info, before),
