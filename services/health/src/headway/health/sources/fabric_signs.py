@@ -2,7 +2,7 @@
 
 Each connection is compared with itself since it was opened, never with a fixed rate: what is usual
 differs by a factor of thousands between networks. All limits were chosen on gloo between two
-namespaces of two cores that up to 16 other processes wanted. There, a round trip of 0.1 ms was read
+namespaces of two cores that eight other processes wanted. There, a round trip of 0.1 ms was read
 as 5.9 ms with a mean deviation of 11.8 ms, and all that was sent again was needless by the peer's
 own words (RFC 2883).
 """
