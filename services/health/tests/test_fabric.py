@@ -43,13 +43,14 @@ class Cluster:
         """Nodes that report the address of node 0."""
         self.silent: set[int] = set()
         """Nodes whose beats do not arrive."""
-        self.healed_s = float("inf")
+        self.cut_s, self.healed_s = CUT_S, float("inf")
         self.named: list[tuple[float, Verdict]] = []
 
     def _beat(self, node: int, now_s: float) -> AgentBeat:
-        since_s = now_s - CUT_S
-        repeats = sum(after_s <= min(since_s, self.healed_s - CUT_S) for after_s in RETRIES_S)
-        due_s = next(one for one in (*RETRIES_S, 1e9) if one > min(since_s, self.healed_s - CUT_S))
+        since_s = now_s - self.cut_s
+        lasts_s = min(since_s, self.healed_s - self.cut_s)
+        repeats = sum(after_s <= lasts_s for after_s in RETRIES_S)
+        due_s = next(one for one in (*RETRIES_S, 1e9) if one > lasts_s)
         is_waiting = repeats > 0 and (now_s < self.healed_s or since_s < due_s)
         peers = sorted(self.cut.get(node, ())) if is_waiting else []
         return msgspec.structs.replace(  # type: ignore[type-var]
@@ -105,6 +106,24 @@ def test_a_cut_that_outlasts_its_generation_is_named_again_with_the_next_one() -
     assert (closed.id, closed.is_open) == (first.id, False)
     assert (again.node, again.is_open) == (first.node, True)
     assert (first.generation, again.generation) == (0, 1)
+
+
+def test_a_cut_before_the_newest_steps_counts_against_nobody() -> None:
+    """Else the healthy end of a new cut is replaced for one that was healed minutes ago."""
+    cluster = Cluster(own_node=3)
+    cluster.cut, cluster.reached = {1: {2}, 2: {1}}, {1: {0, 3}, 2: {0, 3}}
+    [(_, first)] = cluster.play(0.0, 30.0)
+    assert first.node == 2
+    timelines = lockstep(4, 400, lambda _: 0.4)
+    for timeline in timelines:
+        timeline.hang(60.0, "NORM")
+    cluster.nodes = [SimulatedNode(node, [one]) for node, one in enumerate(timelines)]
+    for node in cluster.nodes:
+        node.generation = 1
+    cluster.cut_s = 60.0
+    cluster.cut, cluster.reached = {0: {2}, 2: {0}}, {0: set(), 2: {1, 3}}
+    named = [one.node for _, one in cluster.play(30.0, 75.0) if one.is_open]
+    assert named == [0], "it reaches nobody"
 
 
 @pytest.mark.parametrize("alone", range(4))

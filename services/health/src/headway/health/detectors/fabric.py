@@ -32,7 +32,7 @@ UNKNOWN: Final = 0.75
 """The silent share of the peers of such a node: it counts as reaching fewer than one that reaches
 half of them, and more than one that reaches none."""
 KEEP_S: Final = 600.0
-"""So long a pair that was found counts against its nodes."""
+"""So long a pair that was found counts against its nodes at most."""
 MAX_NAMED: Final = 4
 """Pairs in the sentence; all are in the evidence."""
 
@@ -47,11 +47,12 @@ class Fabric:
         """``own_node`` is the monitor's and the driver's: named only if no other one can be."""
         self._episodes, self._config, self._own_node = episodes, config, own_node
         self._generation = -1
+        self._num_steps = 0
         self._first: dict[Pair, tuple[int, float]] = {}
         """Repetitions when a pair was first seen, and when."""
         self._last_s: dict[frozenset[int], float] = {}
-        """When a pair was last confirmed. It counts for a while, since ranks wait for one peer at
-        a time: the node of which several were cut off one after the other is to blame."""
+        """When a pair was last confirmed. It counts until the next step, since ranks wait for one
+        peer at a time: the node of which several were cut off one after the other is to blame."""
 
     def judge(
         self, beats: Mapping[int, AgentBeat], generation: int, clock_s: float
@@ -62,6 +63,7 @@ class Fabric:
             beats: of the nodes whose beats arrive and that carry ranks of ``generation``.
         """
         verdicts = self._begin(generation)
+        self._forget_older(beats, generation)
         confirmed = self._follow(beats, clock_s)
         verdicts += self._close(confirmed)
         if confirmed:
@@ -90,6 +92,18 @@ class Fabric:
         why = fact("kernel", "over", "another generation has begun")
         keys = [key for key in self._episodes.open_keys() if key[0] == KIND]
         return [verdict for key in keys for verdict in self._episodes.close(key, why)]
+
+    def _forget_older(self, beats: Mapping[int, AgentBeat], generation: int) -> None:
+        """A step that ranks have finished took every pair: earlier cuts have healed."""
+        num_steps = sum(
+            worker.num_steps
+            for beat in beats.values()
+            for worker in beat.workers
+            if worker.generation == generation
+        )
+        if num_steps > self._num_steps:
+            self._last_s.clear()
+        self._num_steps = num_steps
 
     def _follow(self, beats: Mapping[int, AgentBeat], clock_s: float) -> set[Pair]:
         nodes = _nodes_by_address(beats)
