@@ -78,3 +78,26 @@ def test_a_log_that_cannot_be_read_is_named_once_beside_the_others(tmp_path: Pat
         ("n1-worker", "this file cannot be read: Is a directory"),
     ]
     assert reader.read() == []
+
+
+def test_the_lines_before_a_rotation_come_first_and_none_is_shown_twice(tmp_path: Path) -> None:
+    log, older = tmp_path / "n0w0.log", tmp_path / "n0w0.log.1"
+
+    def write(path: Path, text: str) -> None:
+        with path.open("a") as file:
+            file.write(text + "\n")
+
+    def shown(reader: LogReader) -> list[str]:
+        return [line["event"] for line in reader.read()]
+
+    write(older, "one")
+    write(log, "two")
+    reader = LogReader([tmp_path])
+    assert shown(reader) == ["one", "two"]
+    write(log, "three")
+    log.replace(older)
+    write(log, "four")
+    assert shown(reader) == ["three", "four"]
+    write(log, "five")
+    assert shown(reader) == ["five"]
+    assert shown(LogReader([tmp_path])) == ["one", "two", "three", "four", "five"][1:]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from headway.common.log_rotation import rotated
 from headway.health.client import begin_life
 from headway.health.sources import train_log
 from headway.health.sources.train_log import CURSOR_FILE, LogTail
@@ -92,4 +93,40 @@ def test_a_verdict_in_a_log_is_no_sign_of_another(tmp_path: Path) -> None:
     quoted = '{"event": "verdict", "line": "OSError: [Errno 5] Input/output error"}\n'
     append(tmp_path / "n0-monitor.log", quoted)
     append(tmp_path / "n0-driver.log", quoted)
+    assert tail.poll(1 << 20) == []
+
+
+def rotate(log: Path) -> None:
+    log.replace(rotated(log))
+    log.touch()
+
+
+def test_what_a_rotation_left_unread_is_read_once(tmp_path: Path) -> None:
+    log, cursors = tmp_path / "n0w0.log", tmp_path / CURSOR_FILE
+    tail = LogTail(tmp_path, cursors=cursors)
+    append(log, BAD)
+    assert len(tail.poll(1 << 20)) == 1
+    append(log, "fine\n" + BAD)
+    rotate(log)
+    append(log, BAD)
+    found = tail.poll(1 << 20)
+    assert [hit.file for hit in found] == [str(log), str(log)]
+    assert len({(hit.inode, hit.offset) for hit in found}) == 2
+    again = LogTail(tmp_path, cursors=cursors)
+    append(rotated(log), BAD)  # of a child that still has the old file open
+    assert len(again.poll(1 << 20)) == 1
+    for _ in range(3):
+        append(log, BAD)
+        rotate(log)
+        append(log, "fine\n")
+        assert len(again.poll(1 << 20)) == 1
+    assert again.poll(1 << 20) == []
+
+
+def test_an_older_file_that_the_tail_has_never_followed_is_no_news(tmp_path: Path) -> None:
+    log = tmp_path / "n0w0.log"
+    append(log, BAD)
+    rotate(log)
+    tail = LogTail(tmp_path)
+    append(rotated(log), BAD)
     assert tail.poll(1 << 20) == []

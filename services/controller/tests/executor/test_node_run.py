@@ -300,3 +300,12 @@ def test_every_setting_of_the_store_reaches_it(run: NodeRun) -> None:
         assert store_program.run(store_program.app, "ckpt_store", list(spec.argv[3:])) == 0
     assert dataclasses.asdict(seen[0]) == OTHER_VALUES
     second.lock.release()
+
+
+def test_processes_of_a_node_know_the_size_of_their_logs(run: NodeRun) -> None:
+    process = run.services.start("agent")
+    try:
+        environment = Path(f"/proc/{process.pid}/environ")
+        wait_until(lambda: b"HEADWAY_LOG_MIB=64" in environment.read_bytes().split(b"\0"), 10.0)
+    finally:
+        process.kill()

@@ -185,10 +185,12 @@ def test_what_dead_workers_leave_is_bounded(nodes: Nodes) -> None:
     for number in range(40):
         ExitRecord(run.paths.segment("words", f"n1w{number}")).prepare()
         (logs / f"n1w{number}.log").touch()
+        (logs / f"n1w{number}.log.1").touch()
     (logs / "n2w0.log").touch()
     node_files.clear_away(run.paths, logs, {"n1w2", "n1w39"}, keep=3)
     left = {f"n1w{number}" for number in (2, 36, 37, 38, 39)}
     assert {path.stem for path in logs.glob("n1w*.log")} == left
+    assert {path.name.removesuffix(".log.1") for path in logs.glob("n1w*.log.1")} == left
     assert {p.stem.removeprefix("words-") for p in run.paths.segments("words")} == left
     assert (logs / "n2w0.log").exists()
     assert node_files.next_worker(run.paths, logs) == 40

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 import json
 import math
 import os
 import re
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO
 
 from headway.common.errors import InputError
+from headway.common.log_rotation import rotated
 from headway.common.printable import printable
 
 LEVELS = ("debug", "info", "warning", "error", "critical")
@@ -41,6 +43,8 @@ def since_unix_s(since: float | str, now_unix_s: float) -> float:
 
 class LogReader:
     """Reads what is new in the folders' ``*.log`` files at each ``read``.
+
+    The lines of ``NAME.log.1``, which were written before the newest rotation, come first.
 
     A line is JSON as services write it, or plain text (a traceback, torch's own output), which
     takes the time and level of the line before it in its file.
@@ -72,7 +76,8 @@ class LogReader:
         self._folders, self._name, self._rank = folders, name, rank
         self._least = LEVELS.index(level)
         self._since_unix_s = -math.inf if since is None else since_unix_s(since, time.time())
-        self._offsets: dict[Path, int] = {}
+        self._places: dict[Path, tuple[int, int]] = {}
+        """File -> its inode and how much of it was read."""
         self._last: dict[Path, dict[str, Any]] = {}
         self._unreadable: set[Path] = set()
         self._check_name()
@@ -98,20 +103,30 @@ class LogReader:
         )
 
     def _new(self, path: Path) -> list[dict[str, Any]]:
-        found = []
+        found: list[dict[str, Any]] = []
         try:
+            with contextlib.suppress(FileNotFoundError), rotated(path).open("rb") as older:
+                inode = os.fstat(older.fileno()).st_ino
+                if self._places.get(path, (inode, 0))[0] == inode:  # what is left to read is there
+                    found += self._rest(path, older)
+                    self._places[path] = (0, 0)
             with path.open("rb") as file:
-                offset = self._offsets.get(path, 0)
-                file.seek(offset if offset <= os.fstat(file.fileno()).st_size else 0)
-                while (raw := _next_line(file)) is not None:
-                    self._offsets[path] = file.tell()
-                    if text := raw.decode("utf-8", "replace").strip():
-                        found.append(self._line(path, text))
+                found += self._rest(path, file)
         except OSError as error:  # the others are shown all the same
             if path not in self._unreadable:
                 self._unreadable.add(path)
                 found.append(self._line(path, f"this file cannot be read: {error.strerror}"))
         return found
+
+    def _rest(self, path: Path, file: BinaryIO) -> Iterator[dict[str, Any]]:
+        """The lines of an open file behind what was read of the log at ``path``."""
+        now = os.fstat(file.fileno())
+        _, offset = self._places.get(path, (0, 0))
+        file.seek(offset if offset <= now.st_size else 0)
+        while (raw := _next_line(file)) is not None:
+            self._places[path] = (now.st_ino, file.tell())
+            if text := raw.decode("utf-8", "replace").strip():
+                yield self._line(path, text)
 
     def _line(self, path: Path, raw: str) -> dict[str, Any]:
         try:

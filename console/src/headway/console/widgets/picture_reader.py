@@ -34,7 +34,8 @@ class RankLog(LogReader):
         self._lines: deque[str] = deque(maxlen=LOG_LINES)
         for folder in self._folders:
             for path in folder.glob("*.log"):
-                self._offsets[path] = max(0, path.stat().st_size - LOG_BYTES)
+                now = path.stat()
+                self._places[path] = (now.st_ino, max(0, now.st_size - LOG_BYTES))
 
     def update(self) -> tuple[str, ...]:
         """The newest lines, oldest first."""

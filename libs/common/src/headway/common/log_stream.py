@@ -18,6 +18,7 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
+from headway.common.log_rotation import rotation
 from headway.common.polling import wait_until
 
 STDOUT, STDERR = 1, 2
@@ -59,6 +60,7 @@ class LogWriter(io.RawIOBase):
     def write(self, data: Any) -> int:
         """Write all of ``data`` or count its lines as lost; returns its length either way."""
         content = bytes(data)
+        rotation.look()
         try:
             if self._is_torn:  # the next line must not be appended to half of another one
                 self._write_all(b"\n")

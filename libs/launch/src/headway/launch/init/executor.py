@@ -150,7 +150,8 @@ class Executor:
         try:
             with self._log.open("rb") as file:
                 size = file.seek(0, os.SEEK_END)
-                file.seek(max(self._offset, size - _TAIL_BYTES))
+                begin = self._offset if self._offset <= size else 0  # it was rotated
+                file.seek(max(begin, size - _TAIL_BYTES))
                 lines = file.read().decode("utf-8", "replace").strip().splitlines()
         except OSError:
             return ""

@@ -15,6 +15,7 @@ from pathlib import Path
 from headway.common.config import load
 from headway.common.errors import HeadwayError, InputError
 from headway.common.log import get_logger
+from headway.common.log_rotation import rotation
 from headway.common.node.janitor import leave_run
 from headway.common.node.process import ProcessId, reap_children
 from headway.common.node.run_dir import RunDir, RunLock
@@ -158,6 +159,7 @@ class Executor:
             self.cluster, self.node, run_dir, is_fresh=is_fresh, send=self._to_driver, end=self._end
         )
         self._run, self._sent_version = run, -1
+        rotation.set_limit(run.config.launch.log_mib)
         identity = f"n{self.node}-{run.incarnation}"
         self._uplink = Uplink(self._service, identity, self._keys, self._from_driver)
         handlers: dict[type[Message], Callable[..., Message | None]] = {

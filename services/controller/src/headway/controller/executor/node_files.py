@@ -119,8 +119,8 @@ def clear_away(
 
 def _left(paths: NodePaths, logs: Path) -> list[tuple[int, str, Path]]:
     """(number, worker, file) of all last words and logs of this node's workers."""
-    name = re.compile(rf"(?:words-)?(n{paths.node}w(\d{{1,9}}))\.(?:bin|log)")
-    files = [*paths.shm_dir.glob("words-*.bin"), *logs.glob(f"n{paths.node}w*.log")]
+    name = re.compile(rf"(?:words-)?(n{paths.node}w(\d{{1,9}}))\.(?:bin|log|log\.1)")
+    files = [*paths.shm_dir.glob("words-*.bin"), *logs.glob(f"n{paths.node}w*.log*")]
     matches = [(name.fullmatch(path.name), path) for path in files]
     return [(int(match[2]), match[1], path) for match, path in matches if match is not None]
 

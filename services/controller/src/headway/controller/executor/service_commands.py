@@ -12,6 +12,7 @@ import structlog
 from headway.ckpt_store.config import StoreConfig
 from headway.common.config import diff
 from headway.common.errors import HeadwayError, InputError
+from headway.common.log_rotation import ENV_LOG_MIB
 from headway.common.node.process import ProcessId, spawn
 from headway.common.node.run_dir import NodePaths, RunDir
 from headway.common.wire.addresses import LOOPBACK
@@ -43,6 +44,7 @@ class NodeServices:
         self._run, self._config, self._paths, self._cluster = run, config, paths, cluster
         self._run_id, self._logs = paths.run_id, run.logs
         self._log_pattern = f"n{paths.node}[-w]*.log"
+        self._rotation = {ENV_LOG_MIB: str(config.launch.log_mib)}
 
     def begin_life(self) -> None:
         """Mark what an earlier life of the run has left in logs and verdicts as its own."""
@@ -65,7 +67,7 @@ class NodeServices:
         return spawn(
             spec.argv,
             log_path=self._logs / f"{log}.log",
-            env={**os.environ, **spec.env, "HEADWAY_ROLE": name},
+            env={**os.environ, **spec.env, **self._rotation, "HEADWAY_ROLE": name},
             cwd=Path.cwd(),
         )
 

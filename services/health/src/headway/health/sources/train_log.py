@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import structlog
+from headway.common.log_rotation import ROTATED, rotated
 from headway.common.node.files import replace_json
 from headway.common.wire.loop import Throttle
 from headway.common.wire.messages.health import Finding
@@ -37,10 +38,10 @@ class LogTail:
     """Follows every file below ``folder`` that matches ``pattern``.
 
     Files that exist when the tail is created are read from their end; later ones from their start.
-    A file that shrank, or whose name now belongs to another inode, is read from its start again:
-    what a rotation left unread in the old file is lost. With ``cursors`` the positions are kept in
-    a file, so that a restarted agent continues where its predecessor stopped, and that a run which
-    begins again can mark its earlier lines as read (``mark_read``). Single-threaded.
+    A file that shrank, or whose name now belongs to another inode, is read from its start again,
+    and what a rotation left unread in ``NAME.log.1`` is read there. With ``cursors`` the positions
+    are kept in a file, so that a restarted agent continues where its predecessor stopped, and that
+    a run which begins again can mark its earlier lines as read (``mark_read``). Single-threaded.
     """
 
     def __init__(
@@ -80,7 +81,7 @@ class LogTail:
 
     def _unread(self) -> Iterator[tuple[Path, int]]:
         """The files with new text and how much; of a file far behind only the end is left."""
-        for path in _files(self._folder, self._pattern):
+        for path in self._followed():
             try:
                 stat = path.stat()
             except OSError:
@@ -97,6 +98,20 @@ class LogTail:
             if stat.st_size > cursor.offset:
                 yield path, stat.st_size - cursor.offset
 
+    def _followed(self) -> list[Path]:
+        """The files of the pattern, and those that were moved aside, as long as they exist."""
+        files = _files(self._folder, self._pattern)
+        for path in files:
+            older, cursor = rotated(path), self._cursors.get(str(path))
+            inode = _inode(older)
+            if cursor is not None and cursor.inode == inode:
+                self._cursors[str(older)] = cursor
+                del self._cursors[str(path)]
+            kept = self._cursors.get(str(older))
+            if kept is not None and kept.inode != inode:
+                del self._cursors[str(older)]
+        return [*(Path(name) for name in self._cursors if name.endswith(ROTATED)), *files]
+
     def _poll_file(self, path: Path, max_bytes: int, found: list[Finding]) -> int:
         cursor = self._cursors[str(path)]
         try:
@@ -107,7 +122,8 @@ class LogTail:
                 block = file.read(max_bytes)
         except OSError:
             return 0  # removed between listing and opening
-        matcher = self._matchers.setdefault(str(path), LineMatcher(self._rules, path))
+        log = path.with_name(path.name.removesuffix(ROTATED))
+        matcher = self._matchers.setdefault(str(log), LineMatcher(self._rules, log))
         for raw in _lines(block):
             line = raw.decode(errors="replace").rstrip()
             finding = matcher.find(line, cursor.inode, cursor.offset)
@@ -147,6 +163,13 @@ def mark_read(folder: Path, pattern: str, cursors: Path) -> None:
 
 def _files(folder: Path, pattern: str) -> list[Path]:
     return sorted(path for path in folder.glob(pattern) if path.is_file())
+
+
+def _inode(path: Path) -> int | None:
+    try:
+        return path.stat().st_ino
+    except OSError:
+        return None
 
 
 def _ends(folder: Path, pattern: str) -> dict[str, _Cursor]:

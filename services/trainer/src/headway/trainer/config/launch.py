@@ -40,6 +40,9 @@ class LaunchConfig:
     """Where the run exports its metrics while it is live: ``["tensorboard"]``, ``["wandb"]`` or
     both. A process of its own writes them to ``sinks/`` in the run's folder; training does not
     depend on it."""
+    log_mib: int = 64
+    """Size of a process's log file, in MiB, from which the process begins a new one; 0 means never.
+    Of each log one older file is kept, ``NAME.log.1``."""
     metrics_port: int = 0
     """First of the loopback ports on which the services of the run serve Prometheus metrics; 0
     turns them off. The driver has this port, the monitor the next one, and node ``n`` the four
@@ -47,7 +50,7 @@ class LaunchConfig:
 
     def __post_init__(self) -> None:
         at_least(self, "launch", 1, "nodes", "ranks_per_node", "threads_per_rank")
-        at_least(self, "launch", 0, "spares", "standbys")
+        at_least(self, "launch", 0, "spares", "standbys", "log_mib")
         Network(self.interface, self.fabric, self.ports)
         for name in self.sinks:
             check_sink(name)
