@@ -12,7 +12,7 @@ from headway.health.journal import close_open, newest_revisions, read_verdicts
 from headway.health.responses import OBSERVE, STOP_RUN, reason, response
 from headway.health.rule_files import with_own
 from headway.health.runner import CheckResult, run_suite
-from headway.health.sources import kernel_log
+from headway.health.sources import kernel_journal, kernel_log
 from headway.health.sources.train_log import CURSOR_FILE, mark_read
 from headway.health.store.child import Saving
 
@@ -72,7 +72,8 @@ def begin_life(shm_dir: Path, logs: Path, log_pattern: str, control: Path | None
     Raises:
         InputError, OSError: a file cannot be written.
     """
-    (shm_dir / kernel_log.CURSOR_FILE).unlink(missing_ok=True)  # without one only news count
+    for name in (kernel_log.CURSOR_FILE, kernel_journal.CURSOR_FILE):
+        (shm_dir / name).unlink(missing_ok=True)  # without one only news count
     try:
         mark_read(logs, log_pattern, shm_dir / CURSOR_FILE)
     finally:

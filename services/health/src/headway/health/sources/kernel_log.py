@@ -1,4 +1,4 @@
-"""The kernel's log, from ``/dev/kmsg`` or from a file of its lines.
+"""The kernel's log, from ``/dev/kmsg``, the journal, or a file of its lines.
 
 What was there when the agent first read it is a baseline, not news. After a restart within the same
 boot the agent continues behind the record that it has read last.
@@ -13,6 +13,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 import stat
 import time
 from collections.abc import Callable, Iterator
@@ -25,6 +26,8 @@ from headway.common.node.files import replace_json
 from headway.common.wire.messages.health import Finding
 from headway.health.rulebook import RuleBook
 from headway.health.sources.changes import boot_number, changed
+from headway.health.sources.kernel_journal import CURSOR_FILE as JOURNAL_FILE
+from headway.health.sources.kernel_journal import JournalSource
 from headway.health.sources.lines import OF_KERNEL, LineMatcher
 
 KMSG: Final = Path("/dev/kmsg")
@@ -50,13 +53,24 @@ _WALL = re.compile(r"\[(\w{3} \w{3} [ \d]\d \d\d:\d\d:\d\d \d{4})\]")
 _log = structlog.get_logger(__name__)
 
 
-def open_kernel_log(path: Path, rules: RuleBook, cursors: Path | None) -> KmsgSource | KernelFile:
-    """The source for a path: a character device is read by records, all else as a file."""
+def open_kernel_log(
+    path: Path, rules: RuleBook, folder: Path | None
+) -> KmsgSource | KernelFile | JournalSource:
+    """The source for a path: a character device is read by records, all else as a file.
+
+    Where the device cannot be read, and there is a ``journalctl``, the journal takes its place. The
+    positions of the device and the journal are kept in ``folder``.
+    """
     try:
         is_device = stat.S_ISCHR(path.stat().st_mode)
     except OSError:
         is_device = path == KMSG
-    return KmsgSource(path, rules, cursors) if is_device else KernelFile(path, rules)
+    if not is_device:
+        return KernelFile(path, rules)
+    kmsg = KmsgSource(path, rules, None if folder is None else folder / CURSOR_FILE)
+    if kmsg.is_open or shutil.which("journalctl") is None:
+        return kmsg
+    return JournalSource(rules, None if folder is None else folder / JOURNAL_FILE, kmsg.refused)
 
 
 class KmsgSource:
@@ -68,13 +82,14 @@ class KmsgSource:
         self._matcher = LineMatcher(rules, path, OF_KERNEL)
         self._fd: int | None = None
         self._newest = -1
-        self._refused = ""
+        self.refused = ""
+        """Why it cannot be read, until that was reported."""
         self._open()
 
     def read(self) -> list[Finding]:
         """The findings of the records since the last call."""
-        if self._refused:
-            line, self._refused = self._refused, ""
+        if self.refused:
+            line, self.refused = self.refused, ""
             name = str(self._path)
             return [changed("kernel_log_unreadable", "kernel", "node", line, file=name)]
         found: list[Finding] = []
@@ -104,8 +119,8 @@ class KmsgSource:
             if self._newest < 0:
                 os.lseek(self._fd, 0, os.SEEK_END)
         except OSError as error:
-            self._refused = f"{self._path} cannot be read: {error.strerror}"
-            _log.warning("the kernel log is not searched", reason=self._refused)
+            self.refused = f"{self._path} cannot be read: {error.strerror}"
+            _log.warning("the kernel's records are not read", reason=self.refused)
 
     def _records(self) -> Iterator[tuple[int, float, str]]:
         """(sequence number, age, line) of what is new; a record may be several lines."""
@@ -119,7 +134,7 @@ class KmsgSource:
             except BrokenPipeError:
                 continue  # records were overwritten before they were read; the next one follows
             except OSError as error:
-                self._refused = f"{self._path} cannot be read: {error.strerror}"
+                self.refused = f"{self._path} cannot be read: {error.strerror}"
                 self.close()
                 return
             parsed = _RECORD.match(raw.decode(errors="replace"))

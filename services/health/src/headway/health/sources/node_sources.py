@@ -25,6 +25,8 @@ from headway.health.sources.gpu_probe import GpuProbe
 from headway.health.sources.gpus import GpuSource, has_gpus
 from headway.health.sources.host_limits import HostLimits
 from headway.health.sources.identity import read_machine
+from headway.health.sources.kernel_journal import JournalSource
+from headway.health.sources.kernel_log import KernelFile, KmsgSource
 from headway.health.sources.net_devices import NetSource
 from headway.health.sources.nics import NicSource
 from headway.health.sources.nvml import LIBRARY
@@ -73,7 +75,7 @@ class NodeSources:
 
     def __init__(self, options: SourceOptions, config: HealthConfig, rules: RuleBook) -> None:
         self._options, self._config, self._rules = options, config, rules
-        self._kernel: kernel_log.KmsgSource | kernel_log.KernelFile | None = None
+        self._kernel: KmsgSource | KernelFile | JournalSource | None = None
         self._gpus: GpuSource | None = None
         self._ranks: tuple[int, ...] = ()
         """Processes of the ranks at the last beat."""
@@ -187,8 +189,8 @@ class NodeSources:
         return LogSource(tail, self._config.log_bytes_per_beat)
 
     def _make_kernel(self) -> Source:
-        cursors = self._options.shm_dir / kernel_log.CURSOR_FILE
-        self._kernel = kernel_log.open_kernel_log(self._options.kmsg, self._rules, cursors)
+        options = self._options
+        self._kernel = kernel_log.open_kernel_log(options.kmsg, self._rules, options.shm_dir)
         return self._kernel
 
     def _identify(self) -> float:
