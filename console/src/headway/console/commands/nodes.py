@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 REPORT_S = 10.0
 """A node reports twice a second; its executor takes a few seconds to start."""
 REPORT_LIMIT_S = 60.0
+CHECK_LIMIT_S = 250.0
+"""Longer than the driver waits for the check of a machine."""
 
 ClusterOption = Annotated[
     Path, typer.Option("--cluster", metavar="DIR", help="The cluster's folder.")
@@ -107,7 +109,7 @@ def _start_here(folder: ClusterFolder, node: int) -> tuple[NodeAddress, Run | No
         if run is None:
             return address, None
         rejoin(folder, node, run.path)
-        if wait_until(partial(_reports, run, node), REPORT_S):
+        if wait_until(partial(_reports, run, node), REPORT_S) or _passes(run, node):
             return address, run
         if time.monotonic() > deadline:
             raise HeadwayError(
@@ -124,7 +126,7 @@ def _start_on_machine(node: int, found: Run, as_json: bool) -> None:
     deadline = time.monotonic() + REPORT_LIMIT_S
     while True:  # the end of a node that was given up may be on its way to the machine
         engine.start_node(node, kill_hung=True)
-        if wait_until(partial(_reports, found, node), REPORT_S):
+        if wait_until(partial(_reports, found, node), REPORT_S) or _passes(found, node):
             break
         if time.monotonic() > deadline:
             raise HeadwayError(
@@ -136,10 +138,41 @@ def _start_on_machine(node: int, found: Run, as_json: bool) -> None:
 
 
 def _reports(run: Run, node: int) -> bool:
+    """Whether the driver uses the node.
+
+    Raises:
+        HeadwayError: it does not, since the check of the machine has failed.
+    """
     try:
-        return run.status(timeout_s=1.0).nodes.get(node) in ("active", "spare")
+        status = run.status(timeout_s=1.0)
     except DeadlineError:
         return False
+    if node in status.unused and node not in status.checking:
+        raise HeadwayError(
+            f"node {node} reports to the driver, but is not used: {status.unused[node]}",
+            remedy="`headway health check` on the machine shows every check",
+        )
+    return status.nodes.get(node) in ("active", "spare")
+
+
+def _passes(run: Run, node: int) -> bool:
+    """Whether the driver uses the node after a check that is under way; False without one.
+
+    Raises:
+        HeadwayError: the check has failed.
+    """
+
+    def is_settled() -> bool:
+        return _reports(run, node) or not _is_checked(run, node)
+
+    return _is_checked(run, node) and wait_until(is_settled, CHECK_LIMIT_S) and _reports(run, node)
+
+
+def _is_checked(run: Run, node: int) -> bool:
+    try:
+        return node in run.status(timeout_s=1.0).checking
+    except DeadlineError:
+        return True
 
 
 def _bundle_of(run: Run) -> Bundle:

@@ -7,6 +7,8 @@ from dataclasses import dataclass, fields, replace
 
 from headway.common.errors import ConfigError
 
+CHECK_NODES = ("auto", "always", "never")
+
 
 @dataclass(frozen=True)
 class HealthConfig:
@@ -159,6 +161,19 @@ class HealthConfig:
     check_deadline_s: float = 20.0
     """Time limit of one check of the quick suite; then it is ended and counts as failed."""
 
+    check_nodes: str = "auto"
+    """Whether the driver has machines checked (``headway health check --suite quick``) before the
+    run relies on them: ``always``, ``never``, or ``auto``, which is always where the nodes are
+    machines of their own."""
+
+    check_min_shm_mib: int = 256
+    """Shared memory, in MiB, that must be free on a machine that is checked. Raise it to
+    what the arenas and rings of a node's ranks need."""
+
+    def checks_nodes(self, *, are_machines: bool) -> bool:
+        """Whether nodes are checked; ``are_machines``: each is a machine of its own."""
+        return self.check_nodes == "always" or (self.check_nodes == "auto" and are_machines)
+
     def with_rules(self, files: Iterable[str]) -> HealthConfig:
         """The same with further files of rules."""
         return replace(self, rules=(*self.rules, *files))
@@ -166,7 +181,7 @@ class HealthConfig:
     def __post_init__(self) -> None:
         for one in fields(self):
             value = getattr(self, one.name)
-            if isinstance(value, tuple):
+            if isinstance(value, tuple | str):
                 continue
             if isinstance(one.default, int) and value < 1:
                 raise ConfigError(
@@ -176,6 +191,11 @@ class HealthConfig:
                 raise ConfigError(
                     f"{one.name} = {value} is not above 0", remedy="give a number above 0"
                 )
+        if self.check_nodes not in CHECK_NODES:
+            raise ConfigError(
+                f"check_nodes = {self.check_nodes!r} is unknown",
+                remedy=f"use one of: {', '.join(CHECK_NODES)}",
+            )
         if self.slow_factor <= 1:
             raise ConfigError(
                 f"slow_factor = {self.slow_factor} is not above 1",

@@ -113,6 +113,7 @@ class Driver:
             commands=tuple(disk.commands),
             epoch=disk.epoch,
             memory=disk.memory,
+            checks_nodes=True,
         )
         self.began_at, self.limits = now, limits
         self.state = WatchedState(self.start, limits, now)

@@ -13,8 +13,14 @@ from dataclasses import replace
 
 from headway.common.decide import Action, Done, Event, Failed
 from headway.common.wire.message import Message
-from headway.common.wire.messages.driver import NodeBeat, Seals
-from headway.common.wire.messages.executor import DriverBeat, KillWorker, ReadSeals, RestartService
+from headway.common.wire.messages.driver import NodeBeat, NodeCheck, Seals
+from headway.common.wire.messages.executor import (
+    CheckNode,
+    DriverBeat,
+    KillWorker,
+    ReadSeals,
+    RestartService,
+)
 from headway.common.wire.messages.service import ServiceBeat
 from headway.controller.executor import node_events as on
 from headway.controller.executor.guardian import SERVICES, Guardian, NodeFacts
@@ -25,6 +31,7 @@ from headway.trainer.config import RunConfig
 
 RUN_ID = "r"
 PULSE_S = 0.5  # between two beats of a node, or of a rank, in which nothing has changed
+CHECK_S = 5.0  # until a check of the machine is done
 CALM_S = 2.0  # between two beats of a service or a standby
 
 
@@ -42,6 +49,7 @@ class Node(Machine):
     """
 
     fork_fails = standbys_die = files_fail = claim_fails = False
+    check_fails = False
     folder = "there"
     can_read_lease = True
 
@@ -77,6 +85,8 @@ class Node(Machine):
         self.incarnation = self.next_worker = 0
         self.follows = 0
         """The epoch of the driver that it is connected to."""
+        self.checked = (-1, 0.0)
+        """Number of the newest check of this executor, and when it was begun."""
         self._later: list[tuple[float, Event]] = []
         self._sent_version, self._sent_at = -1, -1.0
 
@@ -96,6 +106,7 @@ class Node(Machine):
         workers = self.guardian.workers
         workers.next_worker = self.next_worker = max(workers.next_worker, self.next_worker)
         self._later, self.follows, self._sent_version = [], 0, -1
+        self.checked = (-1, 0.0)
         for process in living.values():
             process.said_at = -1.0
 
@@ -260,6 +271,7 @@ class Node(Machine):
             run_id=RUN_ID,
             loading_s=guardian.loading_s,
             restarted_for=self.init.ended_for if self.init is not None else "",
+            check=self._check(),
         )
         self.send(beat)
 
@@ -277,7 +289,15 @@ class Node(Machine):
                 self.handle(on.ServiceBlamed(message.service, message.reason, message.pid))
             case KillWorker():
                 self.handle(on.WorkerUnwanted(message.worker))
+            case CheckNode() if message.number > self.checked[0]:
+                self.checked = (message.number, self.now)
         return True
+
+    def _check(self) -> NodeCheck | None:
+        number, began_at = self.checked
+        is_done = self.now - began_at >= CHECK_S
+        failed = ("shm",) if is_done and self.check_fails else ()
+        return NodeCheck(number=number, is_done=is_done, failed=failed) if number >= 0 else None
 
     def _seals(self, generation: int) -> Seals:
         return Seals(

@@ -43,6 +43,7 @@ class Core:
         self.clock = AwakeClock(now)
         self.effects = Effects(self.clock)
         self.fleet = Fleet(start.nodes, start.rank_nodes)
+        self.fleet.is_checking = start.checks_nodes
         self.members = Members(self.fleet.rank_nodes)
         self.cost = RecoveryCost(memory.recoveries)
         self.crash_loop = CrashLoopBreaker(limits.max_crashes, memory.crashes, memory.causes)
@@ -123,6 +124,7 @@ class Core:
         for number, losses in memory.losses:
             if number in nodes:
                 nodes[number].losses = losses
+                nodes[number].check_number = losses
 
     def add_command(self, steer: Steer) -> None:
         """Append a command that ranks apply; an extension counts at once."""

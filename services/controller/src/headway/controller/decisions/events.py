@@ -275,6 +275,8 @@ class Start:
     """How long ago that was, at least."""
     snapshot_every: int = 1
     """Steps between two snapshots in memory."""
+    checks_nodes: bool = False
+    """Machines are checked before the run relies on them."""
     is_on_gloo: bool = False
     """The ranks communicate over gloo, which ends a collective at ``group_timeout_s`` itself."""
 

@@ -7,14 +7,16 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
-from headway.common.wire.messages.driver import NodeBeat, NodeState
+from headway.common.wire.messages.driver import NodeBeat, NodeCheck, NodeState
 from headway.common.wire.messages.executor import WorkerBeat, WorkerState
 
 INSIDE: frozenset[WorkerState] = frozenset({"joining", "restored", "running", "finished"})
 """Statuses of a worker that holds groups of some generation."""
+CheckState = Literal["none", "wanted", "passed", "failed"]
+"""Where the check of a machine stands; ``passed`` also if it was not applicable."""
 SANE_GENERATIONS = 1_000_000
 """A beat that is so far ahead of the newest known generation is not believed."""
 
@@ -28,7 +30,7 @@ class Node:
     """It is ``active`` if it carries ranks, ``silent`` without a beat, ``lost`` once given up."""
     exclusion: str = ""
     """Why a lost node may not return at its next beat:
-    ``gone``, ``evicted``, ``trouble`` or ``verdict``."""
+    ``gone``, ``evicted``, ``trouble``, ``verdict`` or ``check``."""
     excluded_process: tuple[int, int] = (-1, -1)
     """The executor that beat when it was excluded; its beats may still be in a socket."""
     is_released: bool = False
@@ -63,6 +65,14 @@ class Node:
     """Digests of its standbys' code."""
     fell_silent: bool = False
     """It was silent, and has shown no living worker since."""
+    check: CheckState = "none"
+    check_number: int = 0
+    """Of the newest check that was ordered; results of older ones do not count."""
+    check_since: float = 0.0
+    """When it was ordered."""
+    failed_checks: tuple[str, ...] = ()
+    check_reason: str = ""
+    """What failed, or why nothing could be checked."""
 
 
 @dataclass(slots=True)
@@ -84,6 +94,8 @@ class Received:
     was_silent: bool = False
     is_restarted: bool = False
     """Another executor has sent it than the one before."""
+    is_checked: bool = False
+    """It has the result of a check that was waited for."""
 
 
 class Fleet:
@@ -112,6 +124,10 @@ class Fleet:
         """Digest of the code of the run's ranks."""
         self.odd: dict[int, None] = {}
         """Nodes whose standbys are all of other code, as ``is_odd``."""
+        self.is_checking = False
+        """Machines are checked before the run relies on them."""
+        self.to_check: dict[int, None] = {}
+        """Nodes whose check is wanted."""
         self.newest = -1
         """Newest generation that any worker was ever in: numbers up to it are used."""
         self._by_silence: dict[int, None] = dict.fromkeys(self.nodes)
@@ -140,9 +156,10 @@ class Fleet:
     def spare_for(self, number: int) -> int | None:
         """Return the spare to take over from the node, None without a ready one.
 
-        A spare that was never given up comes first."""
-        ready = (n for n in self.ready_spares() if n != number)
-        return min(ready, key=lambda n: (self.nodes[n].losses, n), default=None)
+        One that was checked, and then one that was never given up, comes first."""
+        ready = (self.nodes[n] for n in self.ready_spares() if n != number)
+        best = min(ready, key=lambda n: (n.check == "wanted", n.losses, n.number), default=None)
+        return None if best is None else best.number
 
     def ready_spares(self) -> list[int]:
         """The spares in good order."""
@@ -193,8 +210,12 @@ class Fleet:
                 node.step = beat.step
         elif beat.version >= node.version:
             received.changes = self._take(node, beat, beat.workers)
+        received.is_checked = self._take_check(node, beat.check)
         if node.status == "lost":
-            if node.version < 0 or not _may_return(node):
+            has_failed = received.is_checked and node.check == "failed"
+            if node.version < 0 or has_failed or not _may_return(node):
+                return received
+            if self._is_unchecked(node, now):
                 return received
             self.exclude(node, "")
             received.returned = True
@@ -239,6 +260,48 @@ class Fleet:
         if self.newest < generation <= self.newest + SANE_GENERATIONS:
             self.newest = generation
         return changes
+
+    # ---- checks ---------------------------------------------------------------------------------
+    def want_check(self, node: Node, now: float) -> None:
+        """The machine is to be checked, or checked again."""
+        node.check_number, node.check_since = node.check_number + 1, now
+        self.set_check(node, "wanted")
+
+    def set_check(self, node: Node, check: CheckState) -> None:
+        """Where the check of the node stands."""
+        node.check, node.failed_checks, node.check_reason = check, (), ""
+        _keep(self.to_check, node.number, None, check == "wanted")
+
+    def keep_failure(self, node: Node, failed: tuple[str, ...], reason: str) -> None:
+        """The check has failed."""
+        self.set_check(node, "failed")
+        node.failed_checks, node.check_reason = failed, reason
+
+    def _take_check(self, node: Node, check: NodeCheck | None) -> bool:
+        """Whether the beat has the result of the newest check, or one from before this driver."""
+        if check is None or not self.is_checking:
+            return False
+        if node.check != "wanted":
+            node.check_number = max(node.check_number, check.number)
+            is_lost = node.status == "lost" and node.exclusion != "check"
+            if node.check != "none" or node.ranks or is_lost:
+                return False
+        if not check.is_done or check.number < node.check_number:
+            return False
+        if check.failed:
+            self.keep_failure(node, tuple(check.failed), check.reason)
+        else:
+            self.set_check(node, "passed")
+            node.check_reason = check.reason
+        return True
+
+    def _is_unchecked(self, node: Node, now: float) -> bool:
+        """Whether a node that could return is to be checked first; then its check is wanted."""
+        if not self.is_checking or node.ranks or node.check == "passed":
+            return False
+        if node.check != "wanted":
+            self.want_check(node, now)
+        return True
 
     def _forget_gone(self, node: Node) -> None:
         for name, pid in list(node.gone.items()):
@@ -311,6 +374,8 @@ class Fleet:
         node.excluded_process = node.process
         self.exclude(node, exclusion)
         node.losses += 1
+        self.set_check(node, "none")
+        node.check_number += 1
         self._set_status(node, "lost")
         return workers
 
@@ -380,7 +445,7 @@ def _may_return(node: Node) -> bool:
     match node.exclusion:
         case "trouble":
             return not node.trouble and any(v.status == "idle" for v in node.workers.values())
-        case "verdict":
+        case "verdict" | "check":
             return node.process != node.excluded_process
         case "evicted":
             return node.is_released and node.process != node.excluded_process

@@ -44,6 +44,9 @@ def _check_nodes(fleet: Fleet) -> None:
         assert (number in fleet.excluded) == bool(node.exclusion), (
             f"node {number}: excluded is wrong"
         )
+        assert (number in fleet.to_check) == (node.check == "wanted"), (
+            f"node {number}: to_check is wrong"
+        )
         assert not node.exclusion or node.status == "lost", (
             f"node {number} is excluded and {node.status}"
         )

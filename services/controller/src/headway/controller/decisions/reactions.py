@@ -5,7 +5,7 @@ from __future__ import annotations
 from headway.common.decide import Action, Failed, Log
 from headway.common.wire.messages.driver import NodeBeat, Seals, WorkerGone
 from headway.common.wire.messages.executor import LeftGeneration
-from headway.controller.decisions import spikes
+from headway.controller.decisions import node_checks, spikes
 from headway.controller.decisions.core import Core
 from headway.controller.decisions.events import (
     AwaitCheckpoint,
@@ -49,6 +49,8 @@ def on_beat(core: Core, beat: NodeBeat) -> tuple[int | None, list[Action]]:
         fields = {"node": node.number, "reason": beat.restarted_for}
         is_training = core.phase == "running"
         actions.append(Log("executor_restarted", {**fields, "is_training": is_training}))
+    if received.is_checked:
+        actions += node_checks.take(core, node)
     for change in received.changes:
         rank = core.members.rank_of.get(change.worker)
         if rank is None:

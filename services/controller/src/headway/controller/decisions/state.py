@@ -21,7 +21,7 @@ from __future__ import annotations
 from headway.common.decide import Action, Done, Failed, Log
 from headway.common.wire.messages.driver import NodeBeat, NodeState, Relay, Seals, WorkerGone
 from headway.common.wire.messages.executor import WorkerBeat
-from headway.controller.decisions import reactions, same_code, silence, waiting
+from headway.controller.decisions import node_checks, reactions, same_code, silence, waiting
 from headway.controller.decisions.core import Core
 from headway.controller.decisions.drains import Drains, drain_refusal
 from headway.controller.decisions.events import (
@@ -116,7 +116,7 @@ class RunState(Core):
         actions = self._overdue()
         if self.phase != "over":
             actions += silence.watch(self) + reactions.release(self) + self.kills()
-            actions += same_code.watch(self) + waiting.watch(self)
+            actions += same_code.watch(self) + waiting.watch(self) + node_checks.watch(self)
             actions += reactions.check_rollback(self) + self._verdicts.repeat(self)
             actions += self._saves.look(self) + self._drains.look(self)
         if self.phase != "over":  # what was looked at first may have ended the run
@@ -271,6 +271,10 @@ class RunState(Core):
         """
         nodes = self.fleet.nodes.items()
         return {n: node.trouble for n, node in nodes if node.trouble and node.status != "lost"}
+
+    def unused(self) -> dict[int, str]:
+        """Node -> why it is not used, for those that are being checked or have failed a check."""
+        return node_checks.sentences(self)
 
     @property
     def is_loading(self) -> bool:

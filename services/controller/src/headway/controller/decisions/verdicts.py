@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from headway.common.decide import Action
 from headway.common.wire.messages.executor import RestartService
+from headway.controller.decisions import node_checks
 from headway.controller.decisions.core import Core
 from headway.controller.decisions.events import Answer, Send, VerdictReceived
 
@@ -79,6 +80,7 @@ class Verdicts:
             case "stop_run":
                 return _stop_run(core, verdict)
             case "observe":
+                node_checks.suspect(core, verdict)
                 return "observe", []
             case other:
                 return f"none: the response {other!r} is not known", []

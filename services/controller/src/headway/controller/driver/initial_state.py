@@ -63,6 +63,7 @@ def begin(
         former=former,
         former_silent_s=former_silent_s,
         snapshot_every=config.ckpt.snapshot_every,
+        checks_nodes=config.health.checks_nodes(are_machines=is_joined),
         is_on_gloo=config.train.device == "cpu",
     )
 

@@ -212,6 +212,8 @@ class Requests:
             statuses=dict(state.members.statuses),
             skipped=self._num_skipped(),
             troubles=state.troubles(),
+            unused=state.unused(),
+            checking=tuple(sorted(state.fleet.to_check.keys() & state.unused().keys())),
             is_starting=state.is_loading,
         )
 

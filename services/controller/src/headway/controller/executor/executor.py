@@ -27,6 +27,7 @@ from headway.common.wire.messages.driver import Relay
 from headway.common.wire.messages.executor import (
     Attached,
     AttachRun,
+    CheckNode,
     DriverBeat,
     Evaluation,
     Inject,
@@ -321,6 +322,8 @@ class Executor:
                 run.handle(ServiceBlamed(message.service, message.reason, message.pid))
             case SaveSnapshots() if self._save is None or not self._save.is_alive():
                 self._save = LastSave(run.paths.endpoint("ckpt_store"), limit_s=0.0)
+            case CheckNode():
+                run.check.begin(message.number)
             case StopRun():
                 self._end(message.outcome)
             case Inject():

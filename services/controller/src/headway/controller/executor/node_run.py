@@ -36,6 +36,7 @@ from headway.controller.executor import node_files
 from headway.controller.executor.clock_offset import ClockOffset
 from headway.controller.executor.folder_probe import FolderLook
 from headway.controller.executor.guardian import SERVICES, Guardian, NodeFacts, leader_services
+from headway.controller.executor.machine_check import MachineCheck
 from headway.controller.executor.node_end import NodeEnd
 from headway.controller.executor.node_events import (
     AskForFork,
@@ -121,6 +122,7 @@ class NodeRun:
         """None where one machine carries the run: it has one clock."""
         self.peers: dict[str, bytes] = {}
         """Worker -> identity of its socket."""
+        self.check = MachineCheck(self.run, self.config.health, self.paths)
         self._lease = lease_of(self.run.control)
         self._look_at_folder = FolderLook(run_dir, self.run.config, self._lease)
         self.side_thread = SideThread("node")
@@ -322,6 +324,7 @@ class NodeRun:
             is_ending=is_ending,
             loading_s=guardian.loading_s,
             restarted_for=os.environ.get(ENV_RESTARTED_FOR, ""),
+            check=self.check.look(),
         )
 
     def compare_clock(self, answer: DriverBeat) -> None:
@@ -369,6 +372,7 @@ class NodeRun:
     def ending(self) -> NodeEnd:
         """What ends the run on this node; the guardian decides nothing any more."""
         self.guardian.is_ending = True
+        self.check.close()
         workers, services = self.guardian.workers, self.guardian.services
         found = {**services.processes()}
         leaving = {f"leaving {process.pid}": process for process in services.leaving}

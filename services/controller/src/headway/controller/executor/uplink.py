@@ -10,6 +10,7 @@ from headway.common.wire.client import Client
 from headway.common.wire.keys import KeyPair
 from headway.common.wire.message import Message
 from headway.common.wire.messages.executor import (
+    CheckNode,
     DriverBeat,
     Inject,
     KillWorker,
@@ -23,6 +24,7 @@ from headway.common.wire.service import Service
 from headway.launch.lease.file import Holder
 
 ORDERS = (
+    CheckNode,
     DriverBeat,
     ToWorker,
     KillWorker,

@@ -24,6 +24,20 @@ NodeState = Literal["active", "spare", "silent", "lost"]
 CommandOperation = Literal[SteerOperation, "evict", "drain", "inject"]
 
 
+class NodeCheck(Message, tag="driver.node_check/1"):
+    """The newest check of a machine."""
+
+    about = PartOf("NodeBeat")
+
+    number: int
+    """Copied from `CheckNode`."""
+    is_done: bool = False
+    failed: tuple[str, ...] = ()
+    """Names of the checks that failed."""
+    reason: str = ""
+    """What they found, as one sentence; or why nothing could be checked."""
+
+
 class NodeBeat(Message, tag="driver.node_beat/1"):
     """The state of a node: that it is alive, its step, its workers and services.
 
@@ -65,6 +79,8 @@ class NodeBeat(Message, tag="driver.node_beat/1"):
     restarted_for: str = ""
     """How the executor before this one ended, as the init of the node saw it; empty if there was
     none, or another init."""
+    check: NodeCheck | None = None
+    """None: this executor has not checked its machine."""
 
 
 class WorkerGone(Message, tag="driver.worker_gone/1"):
@@ -254,6 +270,10 @@ class Status(Message, tag="driver.status/1"):
     """Steps skipped since the run began: their loss or norm was not finite, or a spike."""
     troubles: dict[int, str] = msgspec.field(default_factory=dict)
     """Node -> what its executor cannot do now, as sentences; only of nodes that have some."""
+    unused: dict[int, str] = msgspec.field(default_factory=dict)
+    """Node -> why it is not used: it is being checked, or its check has failed."""
+    checking: tuple[int, ...] = ()
+    """Those of ``unused`` whose check is under way."""
 
 
 class Join(Message, tag="driver.join/1"):

@@ -263,6 +263,20 @@ class RestartService(Message, tag="executor.restart_service/1"):
     """The process to end; an order that comes late must not end its successor. 0: any."""
 
 
+class CheckNode(Message, tag="executor.check_node/1"):
+    """Asks for a check of the machine: ``headway health check``."""
+
+    about = note(
+        "driver -> executor over tcp: before it relies on a machine",
+        "the driver sends it again until `NodeBeat` has a result",
+    )
+
+    run_id: str
+    epoch: int
+    number: int
+    """Grows with each check of the node; one that has been begun is not begun again."""
+
+
 class StopRun(Message, tag="executor.stop_run/1"):
     """The run has ended: stop its processes on the node, save events and clean up."""
 

@@ -1,0 +1,122 @@
+"""Checks this machine when the driver asks for it: ``headway health check`` in a child.
+
+The executor never waits for it. One whose executor is restarted is begun again.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable
+
+import msgspec
+from headway.common.errors import HeadwayError
+from headway.common.log import get_logger
+from headway.common.node.process import ProcessId, spawn
+from headway.common.node.run_dir import NodePaths, RunDir
+from headway.common.wire.messages.driver import NodeCheck
+from headway.health.config import HealthConfig
+
+DEADLINE_S = 200.0
+"""Nine checks of 20 s each, and their start. One that takes longer has failed."""
+MAX_REASON = 500
+"""Characters of the sentence in a beat."""
+OUTPUT = "machine-check.json"
+
+log = get_logger("check")
+
+
+class _Result(msgspec.Struct):
+    name: str
+    ok: bool | None
+    message: str
+
+
+class _Report(msgspec.Struct):
+    """What is read of the document that the command prints."""
+
+    results: list[_Result]
+
+
+class MachineCheck:
+    """At most one check at a time; ``look`` says where the newest stands."""
+
+    def __init__(
+        self,
+        run: RunDir,
+        limits: HealthConfig,
+        paths: NodePaths,
+        clock_s: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._run, self._limits, self._clock_s = run, limits, clock_s
+        self._env = {**os.environ, "HEADWAY_ROLE": "check"}
+        self._output = paths.shm_dir / OUTPUT
+        self._process: ProcessId | None = None
+        self._began_s = 0.0
+        self._newest: NodeCheck | None = None
+
+    def begin(self, number: int) -> None:
+        """Begin check ``number``, unless it or a later one was begun; a running one counts."""
+        if self._newest is not None and number <= self._newest.number:
+            return
+        self._newest = NodeCheck(number=number)
+        if self._process is not None:
+            return
+        try:
+            self._output.unlink(missing_ok=True)
+            self._process = spawn(self.command, self._output, self._env)
+            self._began_s = self._clock_s()
+            log.info("the machine is checked", number=number)
+        except (HeadwayError, OSError) as error:
+            self._finish((), f"the check could not be started: {error}")
+
+    def look(self) -> NodeCheck | None:
+        """The newest check, None before the first; never blocks."""
+        if self._process is not None:
+            if not self._process.alive():
+                self._process = None
+                self._finish(*self._result())
+            elif self._clock_s() - self._began_s > DEADLINE_S:
+                self.close()
+                self._finish(("deadline",), f"the check was not done within {DEADLINE_S:.0f} s")
+        return self._newest
+
+    def close(self) -> None:
+        """End a running check."""
+        process, self._process = self._process, None
+        if process is not None and process.alive():
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+
+    @property
+    def command(self) -> list[str]:
+        """What is run: the folders of the run must answer, too."""
+        words = [sys.executable, "-m", "headway.health", "check", "--suite", "quick", "--json"]
+        words += ["--min-shm-mib", str(self._limits.check_min_shm_mib)]
+        words += ["--deadline-s", str(self._limits.check_deadline_s)]
+        for folder in (self._run.path, self._run.checkpoints):
+            words += ["--mount", str(folder)]
+        return words
+
+    def _finish(self, failed: tuple[str, ...], reason: str) -> None:
+        assert self._newest is not None
+        number, reason = self._newest.number, reason[:MAX_REASON]
+        self._newest = NodeCheck(number=number, is_done=True, failed=failed, reason=reason)
+        say = log.warning if reason else log.info
+        say("the machine was checked", number=number, failed=failed, reason=reason)
+
+    def _result(self) -> tuple[tuple[str, ...], str]:
+        """Names of the failed checks, and what they found; or why there is no result."""
+        lines = [b""]
+        try:
+            lines = self._output.read_bytes().strip().splitlines() or lines
+            report = msgspec.json.decode(lines[-1], type=_Report)
+        except (OSError, ValueError) as error:
+            last = lines[-1].decode(errors="replace") or str(error)
+            return (), f"the check printed no result: {last}"
+        failed = [result for result in report.results if result.ok is False]
+        reason = "; ".join(f"{result.name}: {result.message}" for result in failed)
+        return tuple(result.name for result in failed), reason
