@@ -7,8 +7,8 @@ import dataclasses
 import msgspec
 from headway.common.decide import Action, Log
 from headway.common.wire.messages.executor import KillWorker, RestartService, WorkerBeat
+from headway.controller.decisions.admission.same_code import AGAIN_S
 from headway.controller.decisions.events import BeginGeneration
-from headway.controller.decisions.same_code import AGAIN_S
 from headway.testkit.simulation.by_hand import Hand, asked_for, events, only, sent
 from headway.testkit.simulation.driver import LIMITS
 from headway.trainer.config import RecoveryConfig

@@ -8,8 +8,8 @@ import pytest
 from headway.common.decide import Action, Log
 from headway.common.wire.messages.driver import NodeCheck
 from headway.common.wire.messages.executor import CheckNode
+from headway.controller.decisions.admission.node_checks import CHECK_LIMIT_S, SUSPECT_AGAIN_S
 from headway.controller.decisions.events import Start, VerdictReceived
-from headway.controller.decisions.node_checks import CHECK_LIMIT_S, SUSPECT_AGAIN_S
 from headway.testkit.simulation.by_hand import Hand, events, sent
 
 

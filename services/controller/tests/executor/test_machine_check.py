@@ -11,7 +11,7 @@ from headway.common.node.process import ProcessId, reap_children
 from headway.common.node.run_dir import NodePaths, RunDir, new_run_id
 from headway.common.node.testing import private_roots, wait_until
 from headway.common.wire.messages.driver import NodeCheck
-from headway.controller.executor.machine_check import DEADLINE_S, MachineCheck
+from headway.controller.executor.machine.machine_check import DEADLINE_S, MachineCheck
 from headway.health.config import HealthConfig
 
 FAILING = (

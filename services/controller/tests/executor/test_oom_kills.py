@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 from headway.common.node.process import ProcessId
-from headway.controller.executor.oom_kills import LOOK_S, OomKills
+from headway.controller.executor.machine.oom_kills import LOOK_S, OomKills
 
 LIMIT_BYTES = 64 << 20
 GREEDY = """

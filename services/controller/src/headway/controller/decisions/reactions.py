@@ -5,7 +5,8 @@ from __future__ import annotations
 from headway.common.decide import Action, Failed, Log
 from headway.common.wire.messages.driver import NodeBeat, Seals, WorkerGone
 from headway.common.wire.messages.executor import LeftGeneration
-from headway.controller.decisions import node_checks, spikes
+from headway.controller.decisions import spikes
+from headway.controller.decisions.admission import node_checks
 from headway.controller.decisions.core import Core
 from headway.controller.decisions.events import (
     AwaitCheckpoint,

@@ -21,7 +21,8 @@ from __future__ import annotations
 from headway.common.decide import Action, Done, Failed, Log
 from headway.common.wire.messages.driver import NodeBeat, NodeState, Relay, Seals, WorkerGone
 from headway.common.wire.messages.executor import WorkerBeat
-from headway.controller.decisions import node_checks, reactions, same_code, silence, waiting
+from headway.controller.decisions import reactions, silence, waiting
+from headway.controller.decisions.admission import node_checks, same_code
 from headway.controller.decisions.core import Core
 from headway.controller.decisions.drains import Drains, drain_refusal
 from headway.controller.decisions.events import (

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from headway.common.decide import Action
 from headway.common.wire.messages.executor import RestartService
-from headway.controller.decisions import node_checks
+from headway.controller.decisions.admission import node_checks
 from headway.controller.decisions.core import Core
 from headway.controller.decisions.events import Answer, Send, VerdictReceived
 

@@ -9,11 +9,11 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from headway.common.decide import Action
+from headway.controller.decisions.admission.same_code import code_sentence, refused_nodes
 from headway.controller.decisions.core import Core
 from headway.controller.decisions.events import FindDurable, RestartNode
 from headway.controller.decisions.fleet import names
 from headway.controller.decisions.phases.base import ranks
-from headway.controller.decisions.same_code import code_sentence, refused_nodes
 
 GONE_AGAIN_S = 60.0
 """How often a machine that the engine called gone is asked for again: it may have been repaired."""

@@ -36,7 +36,8 @@ from headway.controller.executor import node_files
 from headway.controller.executor.clock_offset import ClockOffset
 from headway.controller.executor.folder_probe import FolderLook
 from headway.controller.executor.guardian import SERVICES, Guardian, NodeFacts, leader_services
-from headway.controller.executor.machine_check import MachineCheck
+from headway.controller.executor.machine.machine_check import MachineCheck
+from headway.controller.executor.machine.oom_kills import OomKills
 from headway.controller.executor.node_end import NodeEnd
 from headway.controller.executor.node_events import (
     AskForFork,
@@ -57,7 +58,6 @@ from headway.controller.executor.node_events import (
     Trouble,
     ZygoteSeen,
 )
-from headway.controller.executor.oom_kills import OomKills
 from headway.controller.executor.outbox import Outbox
 from headway.controller.executor.reach import Reach
 from headway.controller.executor.service_commands import NodeServices

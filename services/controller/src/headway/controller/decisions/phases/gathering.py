@@ -5,12 +5,12 @@ from __future__ import annotations
 from headway.common.decide import Action, Log
 from headway.common.wire.messages.executor import WorkerBeat
 from headway.controller.decisions import spikes, waiting
+from headway.controller.decisions.admission.same_code import code_sentence, refused_nodes
 from headway.controller.decisions.core import Core
 from headway.controller.decisions.events import RestartNode
 from headway.controller.decisions.fleet import names
 from headway.controller.decisions.phases.base import Phase
 from headway.controller.decisions.replacing import giving_way, replace, replace_lost
-from headway.controller.decisions.same_code import code_sentence, refused_nodes
 from headway.controller.decisions.silence import RESTART_GRACE_S, restart
 
 
