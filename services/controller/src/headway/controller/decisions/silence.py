@@ -5,7 +5,7 @@ from __future__ import annotations
 from headway.common.decide import Action, Log
 from headway.controller.decisions.core import Core
 from headway.controller.decisions.events import RestartNode
-from headway.controller.decisions.fleet import Node
+from headway.controller.decisions.node import Node
 
 RESTART_GRACE_S = 10.0
 """An executor that was started needs up to 5 s before its first beat;

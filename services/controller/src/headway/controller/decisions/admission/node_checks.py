@@ -17,7 +17,7 @@ from headway.common.decide import Action, Log
 from headway.common.wire.messages.executor import CheckNode
 from headway.controller.decisions.core import Core
 from headway.controller.decisions.events import Send, VerdictReceived
-from headway.controller.decisions.fleet import Node
+from headway.controller.decisions.node import Node
 
 CHECK_LIMIT_S = 240.0
 """Longer than an executor lets a check take, so that a hung one is reported by name."""
