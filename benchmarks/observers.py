@@ -116,10 +116,10 @@ class Daemons:
         return made, address
 
     def agent(self) -> psutil.Process:
-        """The agent of node 0, which finds no monitor."""
+        """The agent of node 0."""
         return self.start(
             "agent", "--endpoint", f"ipc://{self.root}/agent.sock", "--node-file",
-            self.root / "nobody.json", "--keys", self.keys, "--shm-dir", self.root / "shm",
+            self.announced, "--keys", self.keys, "--shm-dir", self.root / "shm",
             "--logs", self.root / "logs", "--run-id", RUN_ID, "--node", "0",
             "--kmsg", self.root / "kmsg", "--sysfs-root", self.root / "sys",
             "--events", self.root / "events",
@@ -146,6 +146,7 @@ def of_agent(seconds: float) -> dict[str, float]:
         with ExitStack() as stack:
             root = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="hw-observers-")))
             daemons = stack.enter_context(Daemons(root))
+            daemons.monitor()
             for rank in range(RANKS):
                 words = str(root / "shm"), str(rank), str(step_s)
                 worker = stack.enter_context(python_child(WORKER, *words))

@@ -19,7 +19,13 @@ from pathlib import Path
 from headway.common.log import setup
 from headway.common.node.process import ProcessId
 from headway.common.wire.keys import KeyPair
-from headway.common.wire.messages.health import AgentBeat, Finding, Machine, WorkerSignals
+from headway.common.wire.messages.health import (
+    AgentBeat,
+    Finding,
+    HostSignals,
+    Machine,
+    WorkerSignals,
+)
 from headway.common.wire.server import Server
 from headway.common.wire.service import Beat, Service
 from headway.health.announce import FollowedPeer
@@ -42,6 +48,8 @@ SUMMARY_INTERVAL_S = 2.0
 """Steps are summed up together, since each reading of a ring costs as much as many of its steps."""
 MAX_FINDINGS_A_BEAT = 64
 """Limits the size of a beat when many lines match; the rest is sent with the next beat."""
+HOST_BEATS = 4
+"""Beats after which load, memory and pressure of the node are read again."""
 MACHINE_BEATS = 120
 """Beats after which the machine's identity is sent again, for a monitor that has started since."""
 SUSPENDED_CUTS = 5
@@ -98,6 +106,7 @@ class NodeWatch:
         """Findings and until when they are repeated; None before they were first sent."""
         if refused:
             self._refuse(refused)
+        self._host: HostSignals | None = None
         self._machine: Machine | None = None
         """As it was last sent."""
         self._sequence = 0
@@ -120,7 +129,7 @@ class NodeWatch:
             start_ticks=self._me.start_ticks,
             sequence=self._sequence,
             workers=workers,
-            host=read_host(self._disk.newest(), self._options.shm_dir),
+            host=self._newest_host(),
             findings=tuple(found for found, _ in list(self._findings)[:MAX_FINDINGS_A_BEAT]),
             fabric_address=self._options.fabric_address,
             silent_peers=peers.silent,
@@ -136,6 +145,12 @@ class NodeWatch:
 
     def _refuse(self, why: str) -> None:
         self._findings.append((changed("rules_refused", "host", "node", why), None))
+
+    def _newest_host(self) -> HostSignals:
+        """The state of the node, read again with every fourth beat: it changes slowly."""
+        if self._host is None or self._sequence % HOST_BEATS == 1:
+            self._host = read_host(self._disk.newest(), self._options.shm_dir)
+        return self._host
 
     def _changed_machine(self) -> Machine | None:
         """The machine's identity where it is due, else None."""

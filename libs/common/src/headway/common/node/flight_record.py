@@ -48,15 +48,25 @@ def device_times(records: npt.NDArray[Any]) -> npt.NDArray[Any]:
     The upper half of ``device`` is how much later than the launch the device began, in whole us of
     the clock; the lower half its duration plus one.
     """
-    known = records["device"] > 0
-    if not known.any():
+    if not records["device"].any():
         return records
     found = records.copy()
-    word, launched_us = found["device"][known], found["start_ns"][known] // US
-    start_ns = (launched_us + (word >> np.uint64(32))) * np.uint64(US)
-    found["start_ns"][known] = start_ns
-    found["end_ns"][known] = start_ns + ((word & np.uint64(0xFFFFFFFF)) - 1) * np.uint64(US)
+    found["start_ns"], found["end_ns"] = device_spans(records)
     return found
+
+
+def device_spans(records: npt.NDArray[Any]) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
+    """When each of ``records`` began and ended, in ns, as ``device_times`` has it."""
+    start_ns, end_ns, device = records["start_ns"], records["end_ns"], records["device"]
+    known = device > 0
+    if not known.any():
+        return start_ns, end_ns
+    device_start_ns = (start_ns // US + (device >> np.uint64(32))) * np.uint64(US)
+    spent_ns = ((device & np.uint64(0xFFFFFFFF)) - np.uint64(1)) * np.uint64(US)
+    return (
+        np.where(known, device_start_ns, start_ns),
+        np.where(known, device_start_ns + spent_ns, end_ns),
+    )
 
 
 def awaits_device(records: npt.NDArray[Any]) -> npt.NDArray[np.bool_]:

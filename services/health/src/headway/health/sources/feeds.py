@@ -17,6 +17,7 @@ from headway.common.node import ring_file as at
 from headway.common.node.process import ProcessId
 from headway.common.node.segment import Segment
 from headway.common.wire.messages.health import DataWait
+from headway.health.sources.changes import files_of
 
 DAEMON: Final = "daemon"
 READERS: Final = "readers"
@@ -52,7 +53,7 @@ class FeedSource:
 
     def read(self) -> dict[ProcessId, Feed]:
         """One reading, by the process that reads."""
-        paths = set(self._folder.glob("ring-*.bin"))
+        paths = set(files_of(self._folder, "ring-"))
         for path in set(self._followers) - paths:
             self._followers.pop(path).ring.close()
         found: dict[ProcessId, Feed] = {}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import statistics
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 from headway.common.errors import HeadwayError
 from headway.common.node.flight import FlightHeader, FlightReader
-from headway.common.node.flight_record import BROKEN, ON_DEVICE, WAITING, device_times
+from headway.common.node.flight_record import BROKEN, ON_DEVICE, WAITING, device_spans
 from headway.common.plan.schedule.actions import COMPUTE, Kind
 from headway.common.wire.messages.health import (
     DevicePlace,
@@ -23,6 +23,7 @@ from headway.common.wire.messages.health import (
     Waits,
     WorkerSignals,
 )
+from headway.health.sources.changes import files_of
 
 PHASES: dict[Kind, RankPhase] = {
     Kind.JOIN: "join",
@@ -93,7 +94,7 @@ class FlightSource:
 
         What the kernel knows of the process is left out, and so is a ring until it can be opened.
         """
-        paths = sorted(self._folder.glob("flight-*.bin"))
+        paths = sorted(files_of(self._folder, "flight-"))
         for path in set(self._followers) - set(paths):
             self._followers.pop(path).reader.close()
         found = [self._read_one(path) for path in paths]
@@ -224,39 +225,36 @@ def _advance(follower: _Follower, header: FlightHeader) -> int:
     """
     if not _is_same(follower, header):
         follower.open.clear()
-    records = _unread(follower)
-    is_open = (records["end_ns"] == 0) & (records["generation"] == header.generation)
-    is_open &= records["kind"] != Kind.FLUSH  # a slow disk may take its time at the run's end
-    follower.open = {
-        int(row["sequence"]): _Open(
-            int(row["kind"]),
-            int(row["micro_batch"]),
-            int(row["start_ns"]),
-            bool(row["flags"] & ON_DEVICE),
-        )
-        for row in records[is_open]
-    }
-    _note_steps(follower, header, records[_is_completed_step(records)])
+    # a long step has thousands of records between those that were open and the new ones
+    rows = [follower.reader.at(one) for one in sorted(follower.open) if one < follower.seen]
+    records = follower.reader.snapshot(follower.seen)
+    end_ns = records["end_ns"]
+    newest_ns = int(max(records["start_ns"].max(), end_ns.max())) if len(records) else 0
+    rows += list(records[(end_ns == 0) | (records["kind"] == Kind.STEP)])
+    follower.open, steps = {}, []
+    for row in rows:
+        if row is None:
+            continue  # overwritten meanwhile
+        if row["end_ns"]:
+            newest_ns = max(newest_ns, int(row["end_ns"]))
+            if row["kind"] == Kind.STEP and not row["flags"] & BROKEN:
+                steps.append(row)
+        # a slow disk may take its time at the run's end
+        elif row["generation"] == header.generation and row["kind"] != Kind.FLUSH:
+            follower.open[int(row["sequence"])] = _Open(
+                int(row["kind"]),
+                int(row["micro_batch"]),
+                int(row["start_ns"]),
+                bool(row["flags"] & ON_DEVICE),
+            )
+    _note_steps(follower, header, steps)
     follower.seen = max(follower.seen, header.head)
-    return int(max(records["start_ns"].max(), records["end_ns"].max())) if len(records) else 0
+    return newest_ns
 
 
-def _unread(follower: _Follower) -> npt.NDArray[Any]:
-    """The records that are new, after those that were open; a long step has thousands between."""
-    reader = follower.reader
-    were_open = [reader.at(one) for one in sorted(follower.open) if one < follower.seen]
-    known = [one.reshape(1) for one in were_open if one is not None]
-    return np.concatenate((*known, reader.snapshot(follower.seen)))
-
-
-def _is_completed_step(records: npt.NDArray[Any]) -> npt.NDArray[np.bool_]:
-    done: npt.NDArray[np.bool_] = (
-        (records["kind"] == Kind.STEP) & (records["end_ns"] > 0) & (records["flags"] & BROKEN == 0)
-    )
-    return done
-
-
-def _note_steps(follower: _Follower, header: FlightHeader, steps: npt.NDArray[Any]) -> None:
+def _note_steps(
+    follower: _Follower, header: FlightHeader, steps: Sequence[npt.NDArray[Any]]
+) -> None:
     """Collect finished steps.
 
     One that was recorded only at its end began at the end of the one before.
@@ -265,7 +263,7 @@ def _note_steps(follower: _Follower, header: FlightHeader, steps: npt.NDArray[An
         follower.generation, follower.num_steps = header.generation, 0
         follower.durations_s.clear()
         follower.compute_s.clear()
-    new = steps[steps["end_ns"] > follower.step_end_ns]
+    new = [row for row in steps if row["end_ns"] > follower.step_end_ns]
     computed = _passes(follower.reader.snapshot(follower.step_sequence)) if len(new) else None
     for row in new:
         start_ns, end_ns = int(row["start_ns"]), int(row["end_ns"])
@@ -277,25 +275,29 @@ def _note_steps(follower: _Follower, header: FlightHeader, steps: npt.NDArray[An
             follower.num_steps += 1
             follower.durations_s.append(follower.step_s)
             if computed is not None:
-                follower.compute_s.append(_compute_s(computed, row, begun_ns))
+                follower.compute_s.append(_compute_s(computed, begun_ns, end_ns))
         follower.step_sequence = int(row["sequence"])
 
 
-def _passes(records: npt.NDArray[Any]) -> npt.NDArray[Any]:
-    """The finished forward and backward passes, with the device's times where they are known."""
+def _passes(records: npt.NDArray[Any]) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
+    """Start and end of the finished forward and backward passes, by the device where known."""
     is_pass = _IS_PASS[records["kind"]]
-    is_done = (records["end_ns"] > 0) & (records["flags"] & (WAITING | BROKEN) == 0)
-    return device_times(records[is_pass & is_done])
+    is_pass &= (records["end_ns"] > 0) & (records["flags"] & (WAITING | BROKEN) == 0)
+    start_ns, end_ns = device_spans(records)
+    return start_ns[is_pass], end_ns[is_pass]
 
 
-def _compute_s(passes: npt.NDArray[Any], step: npt.NDArray[Any], begun_ns: int) -> float:
+def _compute_s(
+    passes: tuple[npt.NDArray[Any], npt.NDArray[Any]], begun_ns: int, ended_ns: int
+) -> float:
     """Time of the passes of one step.
 
     They alone take long on a slow rank, and wait for no other pipeline stage or replica. Those of
     an evaluation before the step do not count.
     """
-    inside = passes[(passes["start_ns"] >= begun_ns) & (passes["end_ns"] <= step["end_ns"])]
-    return float((inside["end_ns"] - inside["start_ns"]).sum()) / 1e9
+    start_ns, end_ns = passes
+    is_inside = (start_ns >= begun_ns) & (end_ns <= ended_ns)
+    return float((end_ns[is_inside] - start_ns[is_inside]).sum()) / 1e9
 
 
 def _name(kind: int) -> str:

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from headway.common.node.flight_record import BROKEN, WAITING, device_times
+from headway.common.node.flight_record import BROKEN, WAITING, device_spans
 from headway.common.plan.schedule.actions import COMPUTE, Kind
 from headway.common.wire.messages.summaries import GroupSum, StepSum
 
@@ -43,12 +43,12 @@ def sums_of(
     """
     if not len(steps):
         return []
-    inside, entered_ns, owner = _inside(records, steps)
-    spent_ns = inside["end_ns"].astype(np.int64) - inside["start_ns"].astype(np.int64)
-    is_wait = inside["flags"] & WAITING > 0
-    times_us = _times_ns(inside["kind"], is_wait, spent_ns, owner, len(steps)) // 1000
+    inside, spent_ns, owner = _inside(records, steps)
+    is_wait = records["flags"][inside] & WAITING > 0
+    times_us = _times_ns(records["kind"][inside], is_wait, spent_ns, owner, len(steps)) // 1000
+    entered_ns = records["start_ns"][inside].astype(np.int64)
     entered_ns -= steps["start_ns"].astype(np.int64)[owner]
-    groups = _groups(inside, entered_ns, spent_ns * is_wait, owner)
+    groups = _groups(records, inside, entered_ns, spent_ns * is_wait, owner)
     found = []
     for index, (step, row) in enumerate(zip(steps.tolist(), times_us.tolist(), strict=True)):
         fields = dict(zip(steps.dtype.names or (), step, strict=True))
@@ -76,20 +76,21 @@ def sums_of(
     return found
 
 
-def _inside(
-    records: npt.NDArray[Any], steps: npt.NDArray[Any]
-) -> tuple[npt.NDArray[Any], Ints, Ints]:
-    """The finished records within the steps, when the host entered them, and each one's step.
+def _inside(records: npt.NDArray[Any], steps: npt.NDArray[Any]) -> tuple[Ints, Ints, Ints]:
+    """Which finished records lie within the steps, how long each took, and each one's step.
 
-    The device may do the work a little later than its step.
+    The host entered them in the step; the device may do the work a little later. Only columns are
+    taken: numpy copies a record field by field.
     """
-    shown = device_times(records)
     entered_ns = records["start_ns"].astype(np.int64)
     owner = np.searchsorted(steps["start_ns"].astype(np.int64), entered_ns, side="right") - 1
-    is_inside = (shown["end_ns"] > 0) & (shown["flags"] & BROKEN == 0) & (owner >= 0)
+    is_inside = (records["end_ns"] > 0) & (records["flags"] & BROKEN == 0) & (owner >= 0)
     is_inside &= entered_ns <= steps["end_ns"].astype(np.int64)[owner]
-    is_inside &= (shown["step"] == steps["step"][owner]) & (shown["kind"] != Kind.STEP)
-    return shown[is_inside], entered_ns[is_inside], owner[is_inside]
+    is_inside &= (records["step"] == steps["step"][owner]) & (records["kind"] != Kind.STEP)
+    inside = np.flatnonzero(is_inside)
+    start_ns, end_ns = device_spans(records)
+    spent_ns = end_ns[inside].astype(np.int64) - start_ns[inside].astype(np.int64)
+    return inside, spent_ns, owner[inside]
 
 
 def _times_ns(
@@ -104,23 +105,24 @@ def _times_ns(
 
 
 def _groups(
-    inside: npt.NDArray[Any], entered_ns: Ints, waited_ns: Ints, owner: Ints
+    records: npt.NDArray[Any], inside: Ints, entered_ns: Ints, waited_ns: Ints, owner: Ints
 ) -> dict[int, list[list[int]]]:
     """By step, one row per line of the group table: line, number of collectives, and so on.
 
     A collective may have two records, of its issue and of the wait for it: the first one shows when
     it was entered, and one of them or both name its bytes.
     """
-    of_group = np.flatnonzero(inside["line"])
+    line = records["line"][inside].astype(np.int64)
+    of_group = np.flatnonzero(line)
     if not len(of_group):
         return {}
-    inside, line = inside[of_group], inside["line"][of_group].astype(np.int64)
-    key, name = owner[of_group] * _LINES + line, inside["collective"]
+    inside = inside[of_group]
+    key, name = owner[of_group] * _LINES + line[of_group], records["collective"][inside]
     order = np.lexsort((name, key))  # a stable sort: the first of a collective stays the first
     key, name = key[order], name[order]
     is_first = np.append(True, (np.diff(key) != 0) | (name[1:] != name[:-1]))
     begins = np.flatnonzero(is_first)  # of each collective
-    nbytes = np.maximum.reduceat(inside["nbytes"][order].astype(np.int64), begins)
+    nbytes = np.maximum.reduceat(records["nbytes"][inside][order].astype(np.int64), begins)
     entered_us, its_key = entered_ns[of_group][order][begins] // 1000, key[begins]
     rows = np.flatnonzero(np.append(True, np.diff(its_key) != 0))  # of each line
     waited_ns = np.add.reduceat(waited_ns[of_group][order], begins[rows])

@@ -17,6 +17,8 @@ from headway.health.sources.flight import FlightSource
 from headway.health.sources.proc import ProcessSignals, PssReader, read_process
 
 _ENDED = DEAD | {"gone"}
+FDS_READINGS = 8
+"""Readings after which the open files of a process are counted again."""
 _NO_FEED = Feed(wait="", age_s=-1.0, writer_pid=0)
 
 
@@ -30,6 +32,8 @@ class WorkerSource:
         self._pss = PssReader(config.pss_interval_s)
         self._cpu: dict[ProcessId, tuple[float, float]] = {}
         """Process -> (time, CPU seconds) of the last reading."""
+        self._num_fds: dict[ProcessId, int] = {}
+        self._num_readings = 0
 
     def read(self) -> tuple[WorkerSignals, ...]:
         """One reading of every rank."""
@@ -37,6 +41,9 @@ class WorkerSource:
         feeds = self._feeds.read()
         processes = {ProcessId(ring.pid, ring.start_ticks) for ring in found}
         self._cpu = {process: row for process, row in self._cpu.items() if process in processes}
+        if self._num_readings % FDS_READINGS == 0:
+            self._num_fds.clear()
+        self._num_readings += 1
         self._pss.follow(processes)
         return tuple(self._worker(ring, feeds) for ring in found)
 
@@ -47,7 +54,10 @@ class WorkerSource:
 
     def _worker(self, ring: WorkerSignals, feeds: Mapping[ProcessId, Feed]) -> WorkerSignals:
         process = ProcessId(ring.pid, ring.start_ticks)
-        signals, feed = read_process(process.pid, process.start_ticks), feeds.get(process, _NO_FEED)
+        known = self._num_fds.get(process)
+        signals = read_process(process.pid, process.start_ticks, num_fds=known)
+        self._num_fds[process] = signals.num_fds
+        feed = feeds.get(process, _NO_FEED)
         words = self._last_words(process) if signals.state in _ENDED else None
         return msgspec.structs.replace(  # type: ignore[type-var]
             ring,
