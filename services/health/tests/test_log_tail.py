@@ -130,3 +130,18 @@ def test_an_older_file_that_the_tail_has_never_followed_is_no_news(tmp_path: Pat
     tail = LogTail(tmp_path)
     append(rotated(log), BAD)
     assert tail.poll(1 << 20) == []
+
+
+def test_the_places_of_findings_grow_over_rotations_and_a_restart(tmp_path: Path) -> None:
+    """The third file may have the inode of the first; a smaller place would be old news."""
+    log, cursors = tmp_path / "n0w0.log", tmp_path / CURSOR_FILE
+    log.touch()
+    tail, places = LogTail(tmp_path, cursors=cursors), []
+    for turn in range(6):
+        append(log, "x" * 100 + "\n" + BAD)
+        places += [hit.offset for hit in tail.poll(64 << 10)]
+        if turn % 3 == 1:
+            tail = LogTail(tmp_path, cursors=cursors)
+        log.replace(rotated(log))
+    assert len(places) == 6
+    assert places == sorted(set(places))

@@ -32,6 +32,9 @@ class _Cursor:
     inode: int
     offset: int
     """Position of the next unread line."""
+    base: int = 0
+    """Bytes of earlier files of the same name, added to the places of findings: a rotation may give
+    the next file the inode of one before."""
 
 
 class LogTail:
@@ -56,6 +59,8 @@ class LogTail:
         self._rules = rules or shipped()
         self._throttle = Throttle()
         self._matchers: dict[str, LineMatcher] = {}
+        self._bases: dict[str, int] = {}
+        """Of files that will be made in the place of those that were moved aside."""
         kept = self._load_cursors()
         self._cursors = _ends(folder, pattern) if kept is None else kept
         if kept is None:
@@ -86,9 +91,12 @@ class LogTail:
                 stat = path.stat()
             except OSError:
                 continue  # removed since it was listed
-            cursor = self._cursors.setdefault(str(path), _Cursor(stat.st_ino, 0))
-            if cursor.inode != stat.st_ino or stat.st_size < cursor.offset:
-                self._cursors[str(path)] = cursor = _Cursor(stat.st_ino, 0)
+            cursor = self._cursors.get(str(path))
+            if cursor is None:
+                cursor = _Cursor(stat.st_ino, 0, self._bases.pop(str(path), 0))
+            elif cursor.inode != stat.st_ino or stat.st_size < cursor.offset:
+                cursor = _Cursor(stat.st_ino, 0, cursor.base + cursor.offset)
+            self._cursors[str(path)] = cursor
             behind = stat.st_size - cursor.offset
             if behind > MAX_BEHIND_BYTES:
                 skipped = behind - MAX_BEHIND_BYTES // 2
@@ -106,6 +114,7 @@ class LogTail:
             inode = _inode(older)
             if cursor is not None and cursor.inode == inode:
                 self._cursors[str(older)] = cursor
+                self._bases[str(path)] = cursor.base + max(cursor.offset, _size(older))
                 del self._cursors[str(path)]
             kept = self._cursors.get(str(older))
             if kept is not None and kept.inode != inode:
@@ -126,7 +135,7 @@ class LogTail:
         matcher = self._matchers.setdefault(str(log), LineMatcher(self._rules, log))
         for raw in _lines(block):
             line = raw.decode(errors="replace").rstrip()
-            finding = matcher.find(line, cursor.inode, cursor.offset)
+            finding = matcher.find(line, cursor.inode, cursor.base + cursor.offset)
             found += [finding] if finding is not None else []
             cursor.offset += len(raw)
         return len(block)
@@ -134,9 +143,7 @@ class LogTail:
     def _load_cursors(self) -> dict[str, _Cursor] | None:
         try:
             rows = json.loads((self._cursor_file or Path()).read_bytes())
-            return {
-                path: _Cursor(int(inode), int(offset)) for path, (inode, offset) in rows.items()
-            }
+            return {path: _Cursor(*map(int, row)) for path, row in rows.items()}
         except (OSError, ValueError, TypeError, AttributeError):
             return None  # first start, or a damaged file
 
@@ -172,6 +179,13 @@ def _inode(path: Path) -> int | None:
         return None
 
 
+def _size(path: Path) -> int:
+    try:
+        return path.stat().st_size
+    except OSError:
+        return 0
+
+
 def _ends(folder: Path, pattern: str) -> dict[str, _Cursor]:
     found = {}
     for path in _files(folder, pattern):
@@ -182,7 +196,8 @@ def _ends(folder: Path, pattern: str) -> dict[str, _Cursor]:
 
 
 def _save(file: Path, cursors: Mapping[str, _Cursor]) -> None:
-    replace_json(file, {path: (cursor.inode, cursor.offset) for path, cursor in cursors.items()})
+    rows = {path: (one.inode, one.offset, one.base) for path, one in cursors.items()}
+    replace_json(file, rows)
 
 
 def _lines(block: bytes) -> list[bytes]:
