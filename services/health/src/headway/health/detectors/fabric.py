@@ -47,7 +47,8 @@ class Fabric:
         """``own_node`` is the monitor's and the driver's: named only if no other one can be."""
         self._episodes, self._config, self._own_node = episodes, config, own_node
         self._generation = -1
-        self._num_steps = 0
+        self._num_steps: dict[int, int] | None = None
+        """By rank, finished in this generation."""
         self._first: dict[Pair, tuple[int, float]] = {}
         """Repetitions when a pair was first seen, and when."""
         self._last_s: dict[frozenset[int], float] = {}
@@ -88,22 +89,27 @@ class Fabric:
         known, self._generation = self._generation, generation
         if known in (-1, generation):
             return []
-        self._first = {}
+        self._first, self._num_steps = {}, None
         why = fact("kernel", "over", "another generation has begun")
         keys = [key for key in self._episodes.open_keys() if key[0] == KIND]
         return [verdict for key in keys for verdict in self._episodes.close(key, why)]
 
     def _forget_older(self, beats: Mapping[int, AgentBeat], generation: int) -> None:
         """A step that ranks have finished took every pair: earlier cuts have healed."""
-        num_steps = sum(
-            worker.num_steps
+        num_steps = {
+            worker.rank: worker.num_steps
             for beat in beats.values()
             for worker in beat.workers
             if worker.generation == generation
-        )
-        if num_steps > self._num_steps:
+        }
+        known = self._num_steps
+        if known is None:  # the first look at this generation
+            has_stepped = any(num_steps.values())
+        else:  # a rank whose beats were late has not stepped for that
+            has_stepped = any(num > known.get(rank, num) for rank, num in num_steps.items())
+        if has_stepped:
             self._last_s.clear()
-        self._num_steps = num_steps
+        self._num_steps = (known or {}) | num_steps
 
     def _follow(self, beats: Mapping[int, AgentBeat], clock_s: float) -> set[Pair]:
         nodes = _nodes_by_address(beats)
