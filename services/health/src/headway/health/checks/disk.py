@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
+import tempfile
 import time
 import zlib
 from pathlib import Path
@@ -53,17 +53,13 @@ def check(settings: CheckSettings) -> Finding:
 def write_and_read(folder: Path) -> tuple[float, bool]:
     """(bytes per second of write and fsync, whether the bytes came back). Raises OSError."""
     block = os.urandom(NUM_BYTES)
-    path = folder / f".headway-health-{os.getpid()}"
     began_s = time.perf_counter()
-    try:
-        with path.open("wb") as file:
-            file.write(block)
-            file.flush()
-            os.fsync(file.fileno())
-            elapsed_s = time.perf_counter() - began_s
-            # Drop the pages, so that the read goes to the disk if the system allows it.
-            os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
-        return NUM_BYTES / elapsed_s, zlib.crc32(path.read_bytes()) == zlib.crc32(block)
-    finally:
-        with contextlib.suppress(OSError):
-            path.unlink()
+    with tempfile.NamedTemporaryFile(dir=folder, prefix=".headway-health-") as file:
+        file.write(block)
+        file.flush()
+        os.fsync(file.fileno())
+        elapsed_s = time.perf_counter() - began_s
+        # Drop the pages, so that the read goes to the disk if the system allows it.
+        os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+        read = Path(file.name).read_bytes()
+    return NUM_BYTES / elapsed_s, zlib.crc32(read) == zlib.crc32(block)

@@ -10,6 +10,7 @@ import contextlib
 import os
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 
@@ -39,20 +40,18 @@ def check(settings: CheckSettings) -> Finding:
 
 def probe(folder: Path) -> str:
     """What is wrong with a folder, empty if nothing is. May never return."""
-    path = folder / f".headway-health-{os.getpid()}"
     try:
         if not folder.is_dir():
             return "is not there, or is not a folder"
-        with path.open("xb") as file:
+        # a name that no other machine's probe of a shared folder has
+        with tempfile.NamedTemporaryFile(dir=folder, prefix=".headway-health-") as file:
             file.write(b"headway")
             file.flush()
             os.fsync(file.fileno())
-        return "" if path.read_bytes() == b"headway" else "returns other bytes than were written"
+            read = Path(file.name).read_bytes()
+        return "" if read == b"headway" else "returns other bytes than were written"
     except OSError as error:
         return f"cannot be written to: {error.strerror}"
-    finally:
-        with contextlib.suppress(OSError):
-            path.unlink()
 
 
 def _start(folder: Path) -> subprocess.Popen[str]:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
+import tempfile
 
 from headway.health.checks.base import MIB, CheckSettings, Finding
 from headway.health.sources.host import free_bytes
@@ -18,15 +18,11 @@ def check(settings: CheckSettings) -> Finding:
         wanted = settings.min_shm_free_bytes / MIB
         message = f"{settings.shm} has {max(free, 0) / MIB:.0f} MiB free, below {wanted:.0f}"
         return Finding(False, message, remedy, values)
-    path = settings.shm / f".headway-health-{os.getpid()}"
     try:
-        with path.open("xb") as file:
+        with tempfile.TemporaryFile(dir=settings.shm) as file:
             os.posix_fallocate(file.fileno(), 0, MIB)
     except OSError as error:
         return Finding(
             False, f"cannot allocate in {settings.shm}: {error.strerror}", remedy, values
         )
-    finally:
-        with contextlib.suppress(OSError):
-            path.unlink()
     return Finding(True, f"{settings.shm} has {free / MIB:.0f} MiB free", values=values)
