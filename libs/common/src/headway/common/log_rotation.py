@@ -47,6 +47,7 @@ class Rotation:
         """Rotate the log if it is large enough; called before a line is written."""
         if self._limit_bytes <= 0:
             return
+        size = self._next_bytes
         try:
             size = os.fstat(_STDERR).st_size
             if size < self._next_bytes:
