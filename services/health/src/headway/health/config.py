@@ -161,7 +161,7 @@ class HealthConfig:
     check_deadline_s: float = 20.0
     """Time limit of one check of the quick suite; then it is ended and counts as failed."""
 
-    check_nodes: str = "auto"
+    check_nodes: str = "never"
     """Whether the driver has machines checked (``headway health check --suite quick``) before the
     run relies on them: ``always``, ``never``, or ``auto``, which is always where the nodes are
     machines of their own."""
