@@ -141,6 +141,9 @@ class Factory(NcclFactory):
         self.made.append((name, tuple(ranks)))
         return Recorded(self._trace, name, tuple(ranks))
 
+    def _pair(self, name: str, ranks: Any, rank: int, **_: Any) -> Any:
+        return self.comm(name, ranks, rank)
+
 
 def by_pair(trace: Trace, rank: int, schedule: Schedule) -> PipeComm:
     return Factory(trace, wraps=schedule.vp > 1).pipe("pp", range(schedule.pp), rank)[1]
