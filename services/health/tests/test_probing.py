@@ -36,7 +36,7 @@ def counted(monkeypatch: pytest.MonkeyPatch) -> Counted:
     def begin(_self: object, _address: str, _now_s: float) -> None:
         found.num_connects += 1
 
-    monkeypatch.setattr(connections, "_sockets_of", sockets_of)
+    monkeypatch.setattr(connections, "sockets_of", sockets_of)
     monkeypatch.setattr(connections, "_connections", connections_of)
     monkeypatch.setattr(probes.Probes, "_begin", begin)
     return found

@@ -20,7 +20,7 @@ FAULTS = (
     "kill, stop, freeze, debugger, slow, slow_disk, full_disk, locked_journal, "
     "damaged_arena_header, flipped_snapshot_bit, spawn_failure, silent_node, returning_node, "
     "clock_step, oom, hang, hang_before_collective, hang_in_data, gil, gc, nan, flip, mismatch, "
-    "skip, kernel, counter or gpu"
+    "skip, bandwidth, loss, delay, partition, kernel, counter or gpu"
 )
 
 

@@ -37,7 +37,7 @@ def burst(
     ] = Path("/sys"),
     as_json: AsJson = False,
 ) -> None:
-    """Watch every NIC and interface each 10 ms: which is full, congested or paused."""
+    """Show which links are full, congested or paused, every 10 ms."""
     import msgspec
     from headway.health.sources.burst import burst as watch
 
