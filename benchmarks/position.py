@@ -23,7 +23,7 @@ from headway.common.node.flight import FlightReader, FlightWriter
 from headway.common.plan.schedule.actions import Kind
 from headway.testkit.trainer.held_stream import HeldStream
 from headway.trainer.device.choose import take_device
-from headway.trainer.device.device_recorder import recorder_for
+from headway.trainer.device.device_recorder import DeviceRecorder, recorder_for
 from headway.trainer.device.position import DevicePosition
 
 from benchmarks.report import finish, parser
@@ -67,7 +67,8 @@ def held(folder: Path, device: torch.device, drawn: random.Random) -> tuple[floa
     path = folder / "flight-0.bin"
     writer, at = FlightWriter.create(path, 0, 1024), drawn.randrange(len(KINDS))
     recorder, reader = recorder_for(writer, device), FlightReader(path)
-    position = DevicePosition(recorder, device)  # type: ignore[arg-type]
+    assert isinstance(recorder, DeviceRecorder)
+    position = DevicePosition(recorder, device)
     try:
         with recorder.record(Kind.DATA, step=1):
             torch.zeros(8, device=device).add_(1)
