@@ -69,7 +69,7 @@ def _rotate(path: Path) -> None:
     """Move the log aside unless another process has done so, and write to the new one.
 
     Raises:
-        OSError: there is no new one; the process still writes to the file it has.
+        OSError: the new one cannot be opened; the process still writes to its old file.
     """
     was_moved = _move_aside(path)
     try:

@@ -121,7 +121,7 @@ class RuleBook:
             self._compiled.setdefault(rule.source, []).append((rule, patterns))
 
     def turned_off(self) -> list[str]:
-        """Why own rules are not searched for any more, each told once."""
+        """Why own rules are not searched for any more, each returned once."""
         found = [pattern for pattern in self._own if pattern.refused]
         for pattern in found:
             self._own.remove(pattern)

@@ -144,7 +144,7 @@ def _device(address: str) -> str:
     """The interface that has the node's address in the ranks' network."""
     if not address:
         raise InputError(
-            "the ranks of this node use the loopback, which is no network",
+            "the ranks of this node use the loopback, not a network",
             remedy="start the run on several machines, with launch.fabric",
         )
     if ":" in address:

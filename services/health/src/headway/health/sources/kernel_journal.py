@@ -1,7 +1,7 @@
 """The kernel's log from the journal of systemd, where ``/dev/kmsg`` cannot be read.
 
 ``journalctl`` follows the journal in a process of its own. It begins with the newest record that
-was read before, or else with the newest there is. This record is no news, but shows that the
+was read before, or else with the newest there is. This record is old, but shows that the
 journal has the kernel's log: without one, silence would look like a healthy machine.
 
 Fields of a record: systemd.journal-fields(7); their form in JSON:

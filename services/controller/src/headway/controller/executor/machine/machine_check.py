@@ -109,7 +109,7 @@ class MachineCheck:
         say("the machine was checked", number=number, failed=failed, reason=reason)
 
     def _result(self) -> tuple[tuple[str, ...], str]:
-        """Names of the failed checks, and what they found; or why there is no result."""
+        """Names of the failed checks and their messages; or why there is no result."""
         lines = [b""]
         try:
             lines = self._output.read_bytes().strip().splitlines() or lines
