@@ -8,6 +8,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -16,6 +17,7 @@ from pathlib import Path
 
 import pytest
 from headway.common.node.process import ProcessId
+from headway.common.polling import wait_until
 from headway.launch.lease.choose import lease_of
 from headway.launch.lease.file import (
     FileLease,
@@ -346,3 +348,33 @@ def test_who_resigns_says_so(make_lease: MakeLease) -> None:
     tenure.resign()
     found = lease.look().holder
     assert found is not None and found.has_resigned
+
+
+def test_a_renewal_under_way_does_not_undo_a_resignation(tmp_path: Path) -> None:
+    lease = _SlowLease(tmp_path)
+    assert lease.claim(0) == 1
+    tenure = LeaseTerm(lease, _holder(1))
+    with ThreadPoolExecutor(2) as pool:
+        renewal = pool.submit(tenure.renew)
+        assert lease.is_publishing.wait(30.0)
+        resignation = pool.submit(tenure.resign)
+        wait_until(resignation.done, 0.2)  # it must not get ahead
+        lease.may_publish.set()
+        renewal.result(30.0)
+        resignation.result(30.0)
+    found = lease.look().holder
+    assert found is not None and found.has_resigned
+
+
+class _SlowLease(FileLease):
+    """The first record is held up on its way to the file."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(folder)
+        self.is_publishing, self.may_publish = threading.Event(), threading.Event()
+
+    def publish(self, me: Holder) -> None:
+        if not self.is_publishing.is_set():
+            self.is_publishing.set()
+            assert self.may_publish.wait(30.0)
+        super().publish(me)

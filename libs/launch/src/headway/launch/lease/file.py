@@ -16,6 +16,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import threading
 import time
 from collections.abc import Callable, Container
 from dataclasses import asdict, dataclass, replace
@@ -365,7 +366,9 @@ class LeaseTerm:
 
     def __init__(self, lease: Lease, me: Holder) -> None:
         self._lease, self.me = lease, me
-        self._is_over = False  # of its own: another thread may be renewing
+        self._is_over = self._has_resigned = False
+        self._writing = threading.Lock()
+        """An older record must not overwrite a newer one: threads renew and resign at once."""
 
     def renew(self) -> None:
         """Show progress.
@@ -374,8 +377,14 @@ class LeaseTerm:
             SupersededError: another process leads. OSError: the record could not
                 be written this time.
         """
-        self.me = replace(self.me, beat=self.me.beat + 1, is_over=self._is_over)
-        self._lease.publish(self.me)
+        with self._writing:
+            self.me = replace(
+                self.me,
+                beat=self.me.beat + 1,
+                is_over=self._is_over,
+                has_resigned=self._has_resigned,
+            )
+            self._lease.publish(self.me)
 
     def finish(self) -> None:
         """Have the next renewal say that the run is over."""
@@ -383,5 +392,5 @@ class LeaseTerm:
 
     def resign(self) -> None:
         """Let another node lead. Raises the same errors as ``renew``."""
-        self.me = replace(self.me, has_resigned=True)
+        self._has_resigned = True
         self.renew()
