@@ -69,6 +69,7 @@ try:
     places = Places(run.path.resolve(), Path.cwd(), Path.cwd(), own)
     print("done:", inject(fault, [ProcessId.current()], places, float(seconds)), flush=True)
     time.sleep(float(seconds))
+    print("over", flush=True)
 except InputError as error:
     print("refused:", error, error.remedy, flush=True)
 """
@@ -197,6 +198,7 @@ def test_what_inject_does_to_the_network_is_found_or_refused_by_name(
     for node in (0, 1):
         for found, name, _, line in job.found(node, since):
             assert (found, name) == (rule, job.addresses[1 - node]), line
+    wait_until(lambda: "over" in _text(log), what="the end of the fault", timeout_s=LIMIT_S)
     if fault != "partition":  # after which gloo may have given its connections up
         steps = job.num_steps()
-        wait_until(lambda: job.num_steps() > steps + 20, what="the end of it", timeout_s=60)
+        wait_until(lambda: job.num_steps() > steps + 20, what="steps after it", timeout_s=60)
