@@ -6,7 +6,7 @@ import msgspec
 from headway.common.plan.collectives import GroupKind, Op
 from headway.common.wire.messages.health import GroupRow, WorkerSignals
 from headway.health.detectors.groups import MAX_ROWS, evidence_of_groups, unfinished
-from headway.health.detectors.silence import RankView
+from headway.health.detectors.rank_view import RankView
 
 TP, DP, FORWARD = 2 * GroupKind.TP, 2 * GroupKind.DP, 2 * GroupKind.FORWARD
 

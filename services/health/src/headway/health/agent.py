@@ -30,7 +30,7 @@ from headway.common.wire.server import Server
 from headway.common.wire.service import Beat, Service
 from headway.health.announce import FollowedPeer
 from headway.health.config import EventsConfig, HealthConfig
-from headway.health.detectors.silence import RankView
+from headway.health.detectors.rank_view import RankView
 from headway.health.exporter import BeatCollector
 from headway.health.rule_files import rules_of
 from headway.health.sources.changes import changed

@@ -32,7 +32,7 @@ from headway.health.detectors.process import (
     judge_process,
     process_key,
 )
-from headway.health.detectors.silence import RankView, observe
+from headway.health.detectors.rank_view import RankView, observe
 from headway.health.detectors.slow import SlowRanks
 from headway.health.rule_files import shipped
 from headway.health.rulebook import RuleBook

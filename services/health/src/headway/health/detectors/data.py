@@ -12,7 +12,7 @@ from headway.common.wire.messages.health import Verdict
 from headway.health.config import HealthConfig
 from headway.health.detectors.episodes import Episodes, Key, fact
 from headway.health.detectors.process import describe_action
-from headway.health.detectors.silence import RankView
+from headway.health.detectors.rank_view import RankView
 from headway.health.policy import advice_for
 
 SERVICE = "dataloader"

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from headway.common.plan.collectives import GroupKind, Op, kind_of
 from headway.common.wire.messages.health import Evidence, GroupRow
 from headway.health.detectors.episodes import fact
-from headway.health.detectors.silence import RankView
+from headway.health.detectors.rank_view import RankView
 
 MAX_ROWS = 6
 """Groups shown in one verdict; a hang stops most groups of a run sooner or later."""

@@ -14,7 +14,8 @@ from headway.health.detectors.episodes import Episodes, Key, fact
 from headway.health.detectors.follow_ups import FollowUps
 from headway.health.detectors.groups import evidence_of_groups
 from headway.health.detectors.process import PROCESS_KINDS, process_key
-from headway.health.detectors.silence import Hang, RankView, evidence_of, find_hang
+from headway.health.detectors.rank_view import RankView
+from headway.health.detectors.silence import Hang, evidence_of, find_hang
 
 UNEXPLAINED: Final = "unexplained_hang"
 _PROVEN: Final = PROCESS_KINDS | {"node_silent"}
@@ -61,21 +62,24 @@ class Hangs:
         hang = find_hang(seen, self._config)
         if hang is None:
             return []
-        culprit = hang.culprit
-        key = hang_key(generation)
-        if culprit is not None:
-            key = process_key(culprit.node, culprit.signals)
+        keys = {process_key(one.node, one.signals): one for one in hang.culprits}
         others = [
             verdict
             for other, verdict in self._episodes.open_of_generation(generation, EXPLAINING)
-            if other != key
+            if other not in keys
         ]
         if not all(self._follow_ups.is_in_vain(verdict, clock_s) for verdict in others):
             return []
         is_named = any(verdict.kind in _PROVEN for verdict in others)
-        if culprit is None and (is_named or len(seen) < len(views)):
+        if keys:
+            return [
+                verdict
+                for key, culprit in keys.items()
+                for verdict in self._report(key, hang, culprit, seen, clock_s)
+            ]
+        if is_named or len(seen) < len(views):
             return []
-        return self._report(key, hang, seen, clock_s)
+        return self._report(hang_key(generation), hang, None, seen, clock_s)
 
     def close_over(self, views: Collection[RankView], generation: int) -> list[Verdict]:
         """Close unexplained hangs of earlier generations, and one in which ranks move again."""
@@ -99,14 +103,19 @@ class Hangs:
         return known is not None and self._follow_ups.is_in_vain(known, clock_s)
 
     def _report(
-        self, key: Key, hang: Hang, views: Collection[RankView], clock_s: float
+        self,
+        key: Key,
+        hang: Hang,
+        culprit: RankView | None,
+        views: Collection[RankView],
+        clock_s: float,
     ) -> list[Verdict]:
-        known, culprit = self._episodes.get(key), hang.culprit
+        known = self._episodes.get(key)
         if known is not None:
             is_hang = known.kind in ("silence", UNEXPLAINED)  # a stopped process is known as such
             is_due = is_hang and self._follow_ups.is_due(known, clock_s)
             return self._follow_ups.repeat(key, clock_s) if is_due else []
-        rows = evidence_of(hang, views, self._config) + evidence_of_groups(views)
+        rows = evidence_of(hang, culprit, views, self._config) + evidence_of_groups(views)
         if culprit is None:
             return self._episodes.report(
                 key,

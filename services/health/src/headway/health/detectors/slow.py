@@ -22,7 +22,7 @@ from headway.common.plan.grid import Grid
 from headway.common.wire.messages.health import Verdict, WorkerSignals
 from headway.health.config import HealthConfig
 from headway.health.detectors.episodes import Episodes, Key, fact
-from headway.health.detectors.silence import RankView
+from headway.health.detectors.rank_view import RankView
 from headway.health.sources.flight import COMPUTE_STEPS
 
 LOOK_S: Final = 1.0
