@@ -1,0 +1,191 @@
+"""Reads the dumps of torch's flight recorder, which records the collectives of NCCL and of gloo.
+
+Format: ``torch/csrc/distributed/c10d/FlightRecorder.hpp``, versions 2.1 to 2.10, as JSON or as a
+pickle of dictionaries, lists, strings and numbers. A pickle that asks for any class is refused.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import pickle
+import re
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+MAX_BYTES = 1 << 30
+_RANK = re.compile(r"(?P<before>.*?)(?:rank)?(?P<rank>\d+)$")
+_NO_HOST = {"nccl", "gloo", "trace", "rank", "dump", "fr", "flight", "recorder", ""}
+"""Words of the names that torch and others give to dumps."""
+_MESSAGE = re.compile(r"(?P<op>send|recv)\s+(?P<own>\d+)(?P<arrow>->|<-)(?P<other>\d+)")
+
+
+class DumpError(ValueError):
+    """A file that is no dump of a flight recorder, or a damaged one."""
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One operation of one rank."""
+
+    group: str
+    """Name of the process group, which is unique in a job."""
+    description: str
+    local_id: int
+    """Number of the group on this rank, by which its status is listed."""
+    order: int
+    """In which the rank entered its operations, over all groups."""
+    sequence: int
+    """Of a collective, its number in the group, which is equal on all members."""
+    name: str
+    num_elements: int
+    is_completed: bool
+    has_started: bool
+    created_ns: int
+    timeout_ms: int
+    source: int = -1
+    """Of a message, who sends it, as index in the group; -1 of a collective."""
+    destination: int = -1
+
+    @property
+    def is_message(self) -> bool:
+        """Whether it is one end of a message between two ranks."""
+        return self.source >= 0
+
+
+@dataclass(frozen=True, slots=True)
+class Dump:
+    """What one rank recorded."""
+
+    rank: int
+    host: str
+    """From the file's name; empty if that has none."""
+    entries: tuple[Entry, ...]
+    members: dict[str, tuple[int, ...]]
+    """Ranks of each group by its name; empty if the recorder did not write them."""
+    enqueued: dict[int, int] = field(default_factory=dict)
+    """The newest operation of a group that was entered, by the group's number on this rank."""
+    completed: dict[int, int] = field(default_factory=dict)
+    is_nccl: bool = True
+
+    @property
+    def knows_starts(self) -> bool:
+        """Whether it recorded when the device began operations."""
+        return any(one.has_started for one in self.entries)
+
+
+class _NoClasses(pickle.Unpickler):
+    """Reads plain values only."""
+
+    def find_class(self, module: str, name: str) -> Any:
+        raise DumpError(f"it asks for the class {module}.{name}: a dump needs none; not read")
+
+
+def read_dump(path: Path) -> Dump:
+    """Read the dump of one rank.
+
+    Raises:
+        DumpError: it is something else, is damaged, or its name has no rank. OSError.
+    """
+    size = path.stat().st_size
+    if size > MAX_BYTES:
+        raise DumpError(f"{size >> 20} MiB are more than a recorder writes")
+    value = _decode(path.read_bytes())
+    if not isinstance(value, dict) or not isinstance(value.get("entries"), list):
+        raise DumpError("it has no list of entries: not the dump of a flight recorder")
+    rank, host = _rank_and_host(path, value)
+    try:
+        entries = tuple(_entry(one) for one in value["entries"])
+        members = _members(value.get("pg_config"))
+        enqueued, completed = _status(value.get("pg_status"))
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise DumpError(f"an entry that no known version writes: {error!r}") from error
+    names = [str(one.get("profiling_name", "")) for one in value["entries"]]
+    is_nccl = not any(name.startswith("gloo:") for name in names)
+    return Dump(rank, host, entries, members, enqueued, completed, is_nccl)
+
+
+def _decode(data: bytes) -> Any:
+    try:
+        if data.lstrip()[:1] == b"{":
+            return json.loads(data)
+        return _NoClasses(io.BytesIO(data)).load()
+    except DumpError:
+        raise
+    except Exception as error:  # a damaged pickle may fail in any way
+        raise DumpError(f"neither JSON nor a pickle: {error}") from error
+
+
+def _rank_and_host(path: Path, value: dict[str, Any]) -> tuple[int, str]:
+    suffixes = (".json", ".pkl", ".pickle", ".txt")
+    match = _RANK.fullmatch(path.stem if path.suffix in suffixes else path.name)
+    if match is None:
+        raise DumpError("its name has no rank, as nccl_trace_rank_5 has")
+    words = [word for word in match["before"].split("_") if word.lower() not in _NO_HOST]
+    rank = value.get("rank")
+    return rank if isinstance(rank, int) else int(match["rank"]), "_".join(words)
+
+
+def _entry(value: dict[str, Any]) -> Entry:
+    name = str(value["profiling_name"])
+    group, description = _group(value)
+    message = _MESSAGE.search(name)
+    source = destination = -1
+    if message:
+        ends = int(message["own"]), int(message["other"])
+        source, destination = ends if message["arrow"] == "->" else ends[::-1]
+    return Entry(
+        group,
+        description,
+        int(value.get("pg_id", -1)),
+        int(value.get("record_id", value.get("id", 0))),
+        int(value.get("collective_seq_id", value.get("seq_id", 0))),
+        message["op"] if message else name.split(":")[-1].split()[0].strip("_"),
+        _num_elements(value.get("input_sizes")),
+        value.get("state") == "completed",
+        value.get("state") == "started" or bool(value.get("time_discovered_started_ns")),
+        int(value.get("time_created_ns") or 0),
+        int(value.get("timeout_ms") or 0),
+        source,
+        destination,
+    )
+
+
+def _group(value: dict[str, Any]) -> tuple[str, str]:
+    known = value.get("process_group")
+    if isinstance(known, list | tuple) and len(known) == 2:
+        return str(known[0]), str(known[1])
+    return str(value.get("pg_id", "0")), ""
+
+
+def _num_elements(sizes: object) -> int:
+    if not isinstance(sizes, list | tuple) or not sizes:
+        return -1
+    total = 0
+    for shape in sizes:
+        count = 1
+        for length in shape:
+            count *= int(length)
+        total += count
+    return total
+
+
+def _members(config: object) -> dict[str, tuple[int, ...]]:
+    if not isinstance(config, dict):
+        return {}
+    found = {}
+    for key, value in config.items():
+        ranks = value.get("ranks", "[]")
+        found[str(key)] = tuple(map(int, json.loads(ranks) if isinstance(ranks, str) else ranks))
+    return found
+
+
+def _status(status: object) -> tuple[dict[int, int], dict[int, int]]:
+    if not isinstance(status, dict):
+        return {}, {}
+    rows = {int(key): value for key, value in status.items()}
+    return (
+        {key: int(row["last_enqueued_collective"]) for key, row in rows.items()},
+        {key: int(row["last_completed_collective"]) for key, row in rows.items()},
+    )
