@@ -23,6 +23,7 @@ from headway.common.node.exit_record import ExitRecord
 from headway.common.node.failpoints import add_where, configure
 from headway.common.node.process import ProcessId
 from headway.common.node.run_dir import NodePaths, RunDir
+from headway.common.node.stack_dump import answer_in
 from headway.common.wire.message import Message
 from headway.common.wire.messages.executor import (
     LeftGeneration,
@@ -65,6 +66,7 @@ class Worker:
         configure(self.paths.failpoints, node=node)
         self.words = ExitRecord(self.paths.segment("words", name))
         self.words.prepare()
+        answer_in(self.paths.shm_dir)
         self.view = WorkerStatus()
         self.commands: list[Steer] = []
         self.fence = Fence()
