@@ -20,7 +20,7 @@ from headway.launch.engines.slurm.config import SlurmRun
 from headway.launch.engines.slurm.machines import Place, SlurmMachines
 
 NO_CONTROLLER = "slurm_load_jobs error: Unable to contact slurm controller (connect failure)"
-RUN = "0123abcd"
+RUN = "0123ab01"
 ALLOCATION = f"7|headway-{RUN}|RUNNING|node-[0-2]|None"
 STEPS = "7.0|n0|node-0\n7.1|n1|node-1\n7.2|n2|node-2\n7.batch|batch|node-0"
 

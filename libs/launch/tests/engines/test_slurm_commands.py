@@ -17,7 +17,7 @@ from headway.launch.engines.slurm.config import SlurmConfig, SlurmRun
 from headway.launch.join.bundle import Bundle
 
 NO_CONTROLLER = "slurm_load_jobs error: Unable to contact slurm controller (connect failure)"
-RUN = "0123abcd"
+RUN = "0123ab03"
 
 
 # ---- the file -----------------------------------------------------------------------------------

@@ -17,7 +17,7 @@ from headway.common.node.testing import child_environment, python_child, wait_un
 from headway.launch.join.corpus import Corpus, digest_of, provide
 from headway.launch.join.ticket import Ticket
 
-RUN = "0123abcd"
+RUN = "0123ab04"
 
 
 def supply(corpus: Corpus, limit_s: float = 60.0) -> None:

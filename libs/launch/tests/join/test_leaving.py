@@ -20,7 +20,7 @@ from headway.launch.lease.file import FileLease, Holder
 from headway.launch.machine import __main__ as verbs
 from headway.launch.machine.sweep import sweep
 
-RUN = "0123abcd"
+RUN = "0123ab05"
 SECRET = "ab" * 32
 
 

@@ -20,7 +20,7 @@ from headway.launch.join.folder import NodeFolder
 from headway.launch.join.ticket import Ticket
 from headway.launch.machine import __main__ as verbs
 
-RUN = "0123abcd"
+RUN = "0123ab06"
 
 
 class Driver:
@@ -76,7 +76,7 @@ def test_a_node_that_is_ended_while_it_waits_for_the_driver_does_not_join(
 
     monkeypatch.setattr(scratch, "LOCK_LIMIT_S", 0.0)
     driver.meanwhile = [end]
-    with pytest.raises(HeadwayError, match="node 1 of run 0123abcd was ended while it was being"):
+    with pytest.raises(HeadwayError, match=f"node 1 of run {RUN} was ended while it was being"):
         verbs.take_part(node, ticket, 5.0)
     assert not node.path.exists()
     verbs.take_part(node, ticket, 5.0)

@@ -27,7 +27,7 @@ from headway.launch.machine import __main__ as verbs
 from headway.launch.machine import foreground as stays
 from headway.launch.machine.foreground import ForegroundNode
 
-RUN = "0123abcd"
+RUN = "0123ab07"
 SLEEP = "import time; time.sleep(600)"
 
 

@@ -33,7 +33,7 @@ from headway.launch.join import tokens
 from headway.launch.join.bundle import Bundle
 from headway.launch.join.client import this_machine
 
-RUN = "0123abcd"
+RUN = "0123ab08"
 SECRET = tokens.new_secret()
 
 
