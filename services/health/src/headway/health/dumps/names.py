@@ -15,7 +15,9 @@ _RANK: Final = (
     re.compile(r"(?:^|[^a-z])rank[-_.=]?(\d{1,9})(?!\d)", re.IGNORECASE),
     re.compile(r"^r[-_.]?(\d{1,9})(?![\da-z])", re.IGNORECASE),
 )
-_ENDINGS: Final = frozenset(("txt", "log", "out", "err", "csv", "json", "prom", "text", "gz"))
+_ENDINGS: Final = frozenset((
+    "txt", "log", "out", "err", "csv", "json", "prom", "text", "gz", "pickle", "pkl", "bin",
+))  # fmt: skip
 _FORMATS: Final = frozenset((
     "after", "before", "counter", "counters", "dcgm", "dmesg", "dump", "dumps", "faulthandler",
     "ib", "journal", "journalctl", "kern", "kernel", "kmsg", "messages", "metrics", "nccl",

@@ -14,10 +14,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from headway.health.dumps.names import host_of_name, rank_of_name
+
 MAX_BYTES = 1 << 30
-_RANK = re.compile(r"(?P<before>.*?)(?:rank)?(?P<rank>\d+)$")
-_NO_HOST = {"nccl", "gloo", "trace", "rank", "dump", "fr", "flight", "recorder", ""}
-"""Words of the names that torch and others give to dumps."""
 _MESSAGE = re.compile(r"(?P<op>send|recv)\s+(?P<own>\d+)(?P<arrow>->|<-)(?P<other>\d+)")
 
 
@@ -94,7 +93,7 @@ def read_dump(path: Path) -> Dump:
     value = _decode(path.read_bytes())
     if not isinstance(value, dict) or not isinstance(value.get("entries"), list):
         raise DumpError("it has no list of entries: not the dump of a flight recorder")
-    rank, host = _rank_and_host(path, value)
+    rank, host = _rank(path, value), host_of_name(path.name)
     try:
         entries = tuple(_entry(one) for one in value["entries"])
         members = _members(value.get("pg_config"))
@@ -117,14 +116,12 @@ def _decode(data: bytes) -> Any:
         raise DumpError(f"neither JSON nor a pickle: {error}") from error
 
 
-def _rank_and_host(path: Path, value: dict[str, Any]) -> tuple[int, str]:
-    suffixes = (".json", ".pkl", ".pickle", ".txt")
-    match = _RANK.fullmatch(path.stem if path.suffix in suffixes else path.name)
-    if match is None:
+def _rank(path: Path, value: dict[str, Any]) -> int:
+    known = value.get("rank")
+    rank = known if isinstance(known, int) else rank_of_name(path.name)
+    if rank < 0:
         raise DumpError("its name has no rank, as nccl_trace_rank_5 has")
-    words = [word for word in match["before"].split("_") if word.lower() not in _NO_HOST]
-    rank = value.get("rank")
-    return rank if isinstance(rank, int) else int(match["rank"]), "_".join(words)
+    return rank
 
 
 def _entry(value: dict[str, Any]) -> Entry:
