@@ -1,6 +1,7 @@
 """The agent of a node: reports the state of the node and its ranks to the monitor twice a second.
 
-It never touches a worker: everything comes from /proc, from shared memory and from log files.
+Everything comes from /proc, from shared memory and from log files. A worker is touched by a signal
+alone, and only while it may hang: then it writes its own stacks.
 Whatever may hang with a disk is read on separate threads, so a hung mount delays some values but no
 beats. Its death interrupts only the beats; after a restart it continues reading the logs where it
 stopped. It also has the flight records of the node saved to the run's folder.
@@ -16,6 +17,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import msgspec
 from headway.common.log import setup
 from headway.common.node.process import ProcessId
 from headway.common.wire.keys import KeyPair
@@ -38,6 +40,7 @@ from headway.health.sources.connections import ConnectionSource, Peers
 from headway.health.sources.host import FreeSpace, read_host
 from headway.health.sources.kernel_log import KMSG
 from headway.health.sources.node_sources import NodeSources, SourceOptions
+from headway.health.sources.stacks import StackSource
 from headway.health.sources.workers import WorkerSource
 from headway.health.step_summaries import StepSummaries
 from headway.health.store.child import SaveThread, Saving
@@ -99,6 +102,7 @@ class NodeWatch:
         self._me = ProcessId.current()
         self._workers = WorkerSource(options.shm_dir, config)
         self._connections = ConnectionSource(options.fabric_address)
+        self._stacks = StackSource(options.shm_dir)
         self._disk = FreeSpace(options.logs)
         self._rules, refused = rules_of(config.rules)
         self._sources = NodeSources(_source_options(options), config, self._rules)
@@ -119,7 +123,7 @@ class NodeWatch:
         self._findings.extend((found, None) for found in self._sources.take(room))
         for refused in self._rules.turned_off():
             self._refuse(refused)
-        workers = self._workers.read()
+        workers = self._with_stacks(self._workers.read())
         self._sources.look(workers)
         peers = self._peers(workers)
         self.newest = AgentBeat(
@@ -170,6 +174,16 @@ class NodeWatch:
             return self._connections.read([worker.pid for worker in workers])
         self._connections.close()
         return Peers()
+
+    def _with_stacks(self, workers: tuple[WorkerSignals, ...]) -> tuple[WorkerSignals, ...]:
+        """The ranks with their places in the program, if one of them may hang."""
+        if not any(self._may_hang(worker) for worker in workers):
+            return workers
+        places = self._stacks.read(workers)
+        return tuple(
+            msgspec.structs.replace(worker, place=places[worker.rank])  # type: ignore[type-var]
+            for worker in workers
+        )
 
     def _may_hang(self, worker: WorkerSignals) -> bool:
         """Whether a rank is silent beyond the limit at which the monitor counts it as hung.

@@ -11,7 +11,7 @@ the device is. While a rank waits for data, no rank is blamed either: see ``data
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Collection
 from dataclasses import dataclass
 
@@ -21,10 +21,13 @@ from headway.health.detectors.episodes import fact
 from headway.health.detectors.positions import ANYTHING, scene_of
 from headway.health.detectors.process import describe_action
 from headway.health.detectors.rank_view import TRACED, RankView
+from headway.health.diagnosis.diagnosis import ranks_in_words
 from headway.health.diagnosis.wait_for import Holdup, find_holdups
 
 NAMING = ("missing", "device")
 """Kinds of holdups that a rank causes by itself."""
+MAX_STACKS = 4
+"""Different stacks shown in one verdict."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,8 +105,8 @@ def evidence_of(
 ) -> tuple[Evidence, ...]:
     """What shows why a generation hangs.
 
-    It is the culprit's position, limit and process state, and how many others wait; or how many
-    ranks are where.
+    It is the culprit's position, limit, process state and stack, and how many others wait; or how
+    many ranks are where.
     """
     num_waiting = sum(view.waits_for_others for view in views)
     rows = (
@@ -113,10 +116,26 @@ def evidence_of(
     if culprit is None:
         places = Counter(view.signals.open_kind or "between actions" for view in views)
         text = ", ".join(f"{count} in {place}" for place, count in places.most_common())
-        return (*rows, fact("flight", "ranks_by_action", text))
+        return (*rows, fact("flight", "ranks_by_action", text), *_stacks(views))
+    where = culprit.signals.place
     return (
+        *([fact("stack", "where", where)] if where else []),
         fact("flight", "last_action", describe_action(culprit.signals)),
         fact("flight", "limit", f"{culprit.limit_s(config):.1f} s"),
         fact("proc", "state", culprit.signals.state),
         *rows,
+        *_stacks([view for view in views if view is not culprit]),
     )
+
+
+def _stacks(views: Collection[RankView]) -> list[Evidence]:
+    """Ranks at the same place together, the fewest first: the odd ones tell most."""
+    ranks: dict[str, list[int]] = defaultdict(list)
+    for view in views:
+        if view.signals.place:
+            ranks[view.signals.place].append(view.signals.rank)
+    groups = sorted(ranks.items(), key=lambda item: (len(item[1]), item[1]))
+    return [
+        fact("stack", ranks_in_words(sorted(members)), place)
+        for place, members in groups[:MAX_STACKS]
+    ]

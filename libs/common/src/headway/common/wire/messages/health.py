@@ -14,7 +14,7 @@ from headway.common.wire.message import Message
 RankPhase = Literal["step", "join", "restore", "eval", "sample"]
 DataWait = Literal["daemon", "readers", "ready", ""]
 Waits = Literal["others", "device", ""]
-EvidenceSource = Literal["proc", "flight", "log", "beat", "host", "kernel"]
+EvidenceSource = Literal["proc", "flight", "stack", "log", "beat", "host", "kernel"]
 FindingSource = Literal[
     "kernel", "rank", "nccl", "service", "gpu", "nic", "net", "host", "clock", "mount"
 ]
@@ -136,6 +136,9 @@ class WorkerSignals(Message, tag="health.worker_signals/1"):
     """Its group table."""
     device: DevicePlace | None = None
     """None on a CPU."""
+    place: str = ""
+    """Where its main thread is in the program, innermost call first, while a rank of its node may
+    hang: ``shards.py:88 read < loader.py:121 load``; empty until it has answered."""
 
 
 class HostSignals(Message, tag="health.host_signals/1"):

@@ -1,0 +1,78 @@
+"""What is wrong with a run, as a person and a program can act on it."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import Any, Literal
+
+Kind = Literal["hang", "fault", "slow", "none"]
+Cause = Literal[
+    "data_stall", "checkpoint_write", "host_stall", "device_hang", "collective_mismatch",
+    "deadlock", "network", "link_flap", "link_fault", "gpu_lost", "gpu_fault", "memory_fault",
+    "out_of_memory", "disk_fault", "machine_fault", "program_error", "ended_early", "unreported",
+    "compute", "data", "unknown", "none",
+]  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Subject:
+    """What is at fault, or suffers. Unknown parts are -1 or empty."""
+
+    rank: int = -1
+    node: str = ""
+    gpu: str = ""
+    """PCI address, or index on its node."""
+    link: str = ""
+    """Such as ``mlx5_3 port 1``."""
+
+    def __str__(self) -> str:
+        parts = [f"rank {self.rank}"] if self.rank >= 0 else []
+        parts += [f"GPU {self.gpu}"] if self.gpu else []
+        parts += [self.link] if self.link else []
+        where = f" on {self.node}" if self.node and parts else self.node
+        return " with ".join(parts) + where
+
+
+@dataclass(frozen=True, slots=True)
+class Observation:
+    """A fact, and the file that shows it."""
+
+    file: str
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Diagnosis:
+    """One thing that is wrong."""
+
+    kind: Kind
+    cause: Cause
+    summary: str
+    """Who and what, in one sentence."""
+    culprits: tuple[Subject, ...] = ()
+    victims: tuple[Subject, ...] = ()
+    """They only wait, or their errors follow from the fault."""
+    where: str = ""
+    """In whose code, or in which part."""
+    why: tuple[str, ...] = ()
+    """What supports it, and what was ruled out."""
+    do: str = ""
+    """What to do, in one sentence."""
+    confidence: float = 0.0
+    """0..1."""
+    alternatives: tuple[tuple[str, float], ...] = ()
+    """What else it may be, with the probability."""
+    since: float | None = None
+    """Seconds since 1970, None if unknown."""
+    evidence: tuple[Observation, ...] = ()
+
+    def as_dict(self) -> dict[str, Any]:
+        """For JSON."""
+        return asdict(self)
+
+
+def ranks_in_words(ranks: tuple[int, ...] | list[int], most: int = 8) -> str:
+    """Such as ``ranks 1, 2 and 5 more``."""
+    shown = ", ".join(map(str, list(ranks)[:most]))
+    more = f" and {len(ranks) - most} more" if len(ranks) > most else ""
+    return f"rank{'s' if len(ranks) != 1 else ''} {shown}{more}"
