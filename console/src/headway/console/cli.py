@@ -18,6 +18,7 @@ from headway.common.help_pages import PageGroup, epilog
 from headway.console.commands import (
     clusters,
     configuration,
+    diagnosing,
     exporting,
     inspecting,
     launching,
@@ -156,6 +157,7 @@ MODULES = (
     launching,
     models,
     watching,
+    diagnosing,
     inspecting,
     exporting,
     configuration,

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from headway.common.wire.messages.health import Evidence, Verdict
 from headway.health.announce import read_address
 from headway.health.checks.base import CheckSettings
+from headway.health.diagnosis.diagnosis import Diagnosis
+from headway.health.diagnosis.of_verdict import diagnosis_of
 from headway.health.journal import close_open, newest_revisions, read_verdicts
 from headway.health.responses import OBSERVE, STOP_RUN, reason, response
 from headway.health.rule_files import with_own
@@ -21,10 +24,14 @@ __all__ = [
     "STOP_RUN",
     "CheckResult",
     "CheckSettings",
+    "Diagnosed",
+    "Diagnosis",
     "Saving",
     "Verdict",
     "begin_life",
     "check_rules",
+    "diagnose_folder",
+    "diagnose_run",
     "read_address",
     "reason",
     "response",
@@ -48,6 +55,57 @@ def verdicts_of(run_dir: Path, *, only_open: bool = False) -> list[Verdict]:
     """The newest verdict of each episode of a run, oldest episode first; empty if there is none."""
     newest = newest_revisions(read_verdicts(run_dir / "verdicts.jsonl"))
     return [verdict for verdict in newest if verdict.is_open or not only_open]
+
+
+@dataclass(frozen=True)
+class Diagnosed:
+    """What is wrong, and what that was judged by."""
+
+    found: tuple[Diagnosis, ...]
+    """The first cause in front; one of kind ``none`` if nothing is wrong."""
+    lines: tuple[str, ...]
+    """For people."""
+    is_wrong: bool
+    """Whether anything is wrong now."""
+    read: dict[str, str]
+    """File -> what it was read as."""
+    unread: dict[str, str]
+    """File -> why it was not read."""
+
+
+def diagnose_folder(folder: Path) -> Diagnosed:
+    """Judge a folder with dumps, logs, stacks, counters and kernel logs of any job.
+
+    Raises:
+        InputError: there is no such folder, or it is empty.
+    """
+    # its readers are many, and no other command needs them
+    from headway.health.folder.evidence import read_folder
+    from headway.health.folder.judge import judge
+    from headway.health.folder.words import lines_of, reading_of
+
+    evidence = read_folder(folder)
+    found = judge(evidence)
+    lines = (*lines_of(found), *reading_of(evidence))
+    is_wrong = any(one.kind != "none" for one in found)
+    return Diagnosed(tuple(found), lines, is_wrong, evidence.read, evidence.unread)
+
+
+def diagnose_run(control: Path) -> Diagnosed:
+    """What the monitor of a run holds against somebody now, else what it last did.
+
+    ``control`` is the folder of ``verdicts.jsonl``.
+    """
+    from headway.health.folder.words import lines_of
+
+    verdicts = verdicts_of(control)
+    now = [one for one in verdicts if one.is_open]
+    found = [diagnosis_of(one) for one in sorted(now, key=lambda one: -one.confidence)]
+    lines = tuple(lines_of(found)) if found else ("nothing is wrong now",)
+    if not found and verdicts:
+        found = [diagnosis_of(verdicts[-1])]
+        lines = ("nothing is wrong now; the last fault:", *lines_of(found))
+    return Diagnosed(tuple(found), lines, bool(now), {"verdicts.jsonl": "verdicts"}, {})
 
 
 def check_rules(files: Sequence[str]) -> None:

@@ -1,0 +1,1 @@
+"""Diagnosis of a folder in which anybody has collected dumps, logs, stacks and counters."""

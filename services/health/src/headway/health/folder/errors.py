@@ -1,0 +1,64 @@
+"""The error that ended a job first, from the tracebacks of its logs."""
+
+from __future__ import annotations
+
+from headway.health.diagnosis.diagnosis import Cause, Diagnosis, Observation, Subject
+from headway.health.dumps.failures import Failure
+from headway.health.folder.evidence import Evidence
+from headway.health.folder.host_cause import place
+
+_OF_OTHERS = (
+    "closed by peer", "connection reset", "remote process exited", "connection closed by remote",
+    "watchdog", "collective operation timeout", "broken pipe", "timed out waiting", "sigterm",
+    "aborted", "dist_backend", "distbackenderror", "childfailed", "socket timeout",
+)  # fmt: skip
+"""Words of errors that follow from the end or the silence of another rank."""
+_MEMORY = ("outofmemory", "out of memory", "memoryerror")
+_DISK = ("no space left", "input/output error", "stale file handle", "read-only file system")
+_DEVICE = ("cuda error", "cublas", "cudnn", "nccl error", "ecc error", "device-side assert")
+
+
+def judge_errors(evidence: Evidence) -> list[Diagnosis]:
+    """The first error that does not follow from another rank's; empty without one."""
+    found = [
+        (one.at_s if one.at_s is not None else float("inf"), place_in, file, one)
+        for file, log in evidence.logs.items()
+        for place_in, one in enumerate(log.failures)
+        if one.frames and not is_of_others(f"{one.error} {one.message}")
+    ]
+    if not found:
+        return []
+    _, _, file, first = min(found, key=lambda row: row[:3])
+    rank = first.rank
+    cause, do = _cause(first)
+    summary = f"{'rank ' + str(rank) if rank >= 0 else 'a rank'} failed first"
+    return [
+        Diagnosis(
+            "fault",
+            cause,
+            f"{summary}: {first.error}: {first.message[:160]}",
+            culprits=(Subject(rank, evidence.node_of(rank)),) if rank >= 0 else (),
+            where=place(first.frames),
+            do=do,
+            confidence=0.85 if first.at_s is not None else 0.75,
+            since=first.at_s,
+            evidence=(Observation(file, f"line {first.line}"),),
+        )
+    ]
+
+
+def is_of_others(text: str) -> bool:
+    """Whether an error says that another rank has gone or does not answer."""
+    lower = text.lower()
+    return any(words in lower for words in _OF_OTHERS)
+
+
+def _cause(failure: Failure) -> tuple[Cause, str]:
+    lower = f"{failure.error} {failure.message}".lower()
+    if any(words in lower for words in _MEMORY):
+        return "out_of_memory", "use less memory there: a smaller micro-batch or more sharding"
+    if any(words in lower for words in _DISK):
+        return "disk_fault", "repair that disk or mount before the job starts again"
+    if any(words in lower for words in _DEVICE):
+        return "gpu_fault", "read the kernel's log of that node for an Xid before it is used again"
+    return "program_error", "correct the program: a restart would meet the same error"
