@@ -174,12 +174,17 @@ def test_importing_everything_that_is_free_of_torch_loads_no_torch(sources: list
     assert len(names) > 80
 
 
+READS_FOREIGN_DUMPS = "health/dumps/recorder.py"
+"""Torch writes its dumps as pickles; its reader admits no class."""
+
+
 def test_nothing_pickles(sources: list[Any]) -> None:
     found = [
         f"{source.path}:{item.line}"
         for source in sources
         for item in source.imports
-        if item.module.split(".")[0] in FORBIDDEN or FORBIDDEN & set(item.names)
+        if (item.module.split(".")[0] in FORBIDDEN or FORBIDDEN & set(item.names))
+        and not str(source.path).endswith(READS_FOREIGN_DUMPS)
     ]
     assert found == []
 

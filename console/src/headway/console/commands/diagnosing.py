@@ -27,7 +27,7 @@ def diagnose(
     what: Annotated[
         str | None,
         typer.Argument(
-            metavar="[RUN|FOLDER]",
+            metavar="RUN|FOLDER",
             help="A run, the newest by default; or a folder of any job's dumps, logs, stacks, "
             "counters and kernel logs.",
             autocompletion=complete_runs,

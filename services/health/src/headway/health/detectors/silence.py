@@ -5,7 +5,7 @@ property of a whole generation, and a rank that still makes progress proves that
 slow, not hung. The culprits are the sinks of the graph of who waits for whom, and a rank whose
 process does not run at all, as in a frozen control group, whatever it waits for. Where the graph
 leads to no rank, or not for certain, the hang is unexplained and nobody is blamed: all ranks of a
-group are in the same operation, or the host of a device only launches work and nothing tells where
+group are in the same operation, or the host of a device only launches work and nothing shows where
 the device is. While a rank waits for data, no rank is blamed either: see ``data``.
 """
 

@@ -79,7 +79,7 @@ class Position:
     has_ended: bool = False
     """Whether its process has ended by itself."""
     knows_starts: bool = False
-    """Whether the source tells what its device has begun."""
+    """Whether the source records what its device has begun."""
 
     def has_entered(self, group: str, sequence: int) -> bool:
         """Whether it takes part in an operation, at least by its host."""

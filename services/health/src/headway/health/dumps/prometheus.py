@@ -1,7 +1,7 @@
 """Reads samples in Prometheus' text format, such as those of DCGM's exporter.
 
 Each line is parsed on its own by ``prometheus_client``, so that a damaged one costs only itself. A
-gauge such as ``DCGM_FI_DEV_XID_ERRORS`` keeps the last value for ever: it shows that there was an
+gauge such as ``DCGM_FI_DEV_XID_ERRORS`` keeps the last value forever: it shows that there was an
 error at some time, never that there is one now.
 """
 
