@@ -71,3 +71,14 @@ def test_other_verdicts_point_to_the_file_that_has_more(service: str, file: str)
     event = judged(verdict, RUN, "")
     assert event is not None and event.detail.endswith(f"; see {file}")
     assert journal_fields(verdict)["finding"] == "rank 1 computes 3x"
+
+
+def test_what_a_hung_rank_does_is_shown_with_it() -> None:
+    rows = {"why": "it never began operation 41 of the tp group of rank 0", "where": "a.py:8 read"}
+    verdict = Verdict(
+        id="silence:1#1", revision=1, kind="silence", is_open=True, run_id=RUN_ID, node=0, rank=1,
+        evidence=tuple(Evidence(source="stack", name=n, value=v) for n, v in rows.items()),
+    )  # fmt: skip
+    event = judged(verdict, RUN, "")
+    expected = "it never began operation 41 of the tp group of rank 0; a.py:8 read"
+    assert event is not None and event.why == journal_fields(verdict)["why"] == expected

@@ -248,7 +248,10 @@ def _cause_of(event: JournalEvent) -> _Cause | None:
             line = "the ranks hang, and which one causes it is not known; if that lasts, all of "
             return cause(_SYMPTOM, "", -1, "the ranks hung", line + "them start again")
         case "verdict" if f.get("is_open", True) and f.get("kind") == "silence":
-            line = f"rank {f['rank']} hangs while the others wait for it; if that lasts, it is "
+            why = f" ({f['why']})" if f.get("why") else ""
+            line = (
+                f"rank {f['rank']} hangs while the others wait for it{why}; if that lasts, it is "
+            )
             return cause(_VERDICT, "rank", int(f["rank"]), _phrase("silence"), line + "replaced")
         case "verdict" if f.get("is_open", True) and f.get("kind") in ACTED_ON:
             return cause(_VERDICT, "rank", int(f["rank"]), _phrase(f["kind"]), _line(event))

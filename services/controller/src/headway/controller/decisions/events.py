@@ -100,6 +100,8 @@ class VerdictReceived(Event):
     detail: str = ""
     silence_s: float = 0.0
     """How long nothing had moved when a hang that may still pass was named."""
+    why: str = ""
+    """What a hung rank has not begun, and where it is in its program."""
 
 
 # ---- what to do -------------------------------------------------------------------------------

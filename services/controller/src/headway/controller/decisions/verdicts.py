@@ -91,7 +91,8 @@ class Verdicts:
             rank = core.members.rank_of.get(name)
             if rank is None or core.view(rank) is None:
                 continue
-            who = f"rank {rank} hangs while the others wait for it; it is replaced"
+            why = f" ({verdict.why})" if verdict.why else ""
+            who = f"rank {rank} hangs while the others wait for it{why}; it is replaced"
             if self._may_pass(core, verdict, who):
                 return "", []
             return f"replaced worker {name} of rank {rank}", core.lose_worker(name, verdict.kind)

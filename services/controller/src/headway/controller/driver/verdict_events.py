@@ -25,6 +25,8 @@ def journal_fields(verdict: Verdict) -> dict[str, Any]:
         fields |= {"line": rows["line"], "file": _file(rows), "program": rows.get("program", "")}
     if "finding" in rows:
         fields["finding"] = rows["finding"]
+    if why := _why_it_hangs(verdict):
+        fields["why"] = why
     return fields
 
 
@@ -54,7 +56,16 @@ def judged(
         service=verdict.service,
         silence_s=verdict.silence_s,
         detail=f"{verdict.remedy}; see {_place(verdict, run)}",
+        why=_why_it_hangs(verdict),
     )
+
+
+def _why_it_hangs(verdict: Verdict) -> str:
+    """What a hung rank has not begun, and where it is in its program; empty of other verdicts."""
+    if verdict.kind != "silence":
+        return ""
+    rows = _rows(verdict)
+    return "; ".join(rows[name] for name in ("why", "where") if rows.get(name))
 
 
 def _has_ended(program: str, trouble: str) -> bool:
