@@ -135,6 +135,25 @@ def test_one_pass_over_a_log_finds_everything() -> None:
     assert report.num_lines == len(lines)
 
 
+def test_stacks_that_were_written_into_a_log_are_those_of_their_ranks() -> None:
+    lines = [
+        "step 91 loss 2.3017",
+        "[rank3]: Thread 0x00007f1c2b7fe700 (most recent call first):",
+        '[rank3]:   File "/usr/lib/python3.11/threading.py", line 320 in wait',
+        "[rank3]: ",
+        "[rank3]: Current thread 0x00007f1c40a8e740 (most recent call first):",
+        '[rank3]:   File "/work/shards.py", line 88 in read',
+        '[rank3]:   File "/work/train.py", line 121 in <module>',
+        "step 92 loss 2.3017",
+        "[rank4]: Current thread 0x00007f1c40a8e740 (most recent call first):",
+        '[rank4]:   File "/work/loop.py", line 9 in wait',
+    ]
+    stacks = {stack.rank: stack for stack in read_log(lines).stacks}
+    assert str(stacks[3].where) == "read (/work/shards.py:88)"
+    assert len(stacks[3].threads) == 2
+    assert str(stacks[4].where) == "wait (/work/loop.py:9)"
+
+
 def test_the_first_stamp_is_no_start_of_the_job_by_itself() -> None:
     report = read_log(["2026-09-14 02:17:40,100 step 4600"])
     assert report.begun_at_s is None

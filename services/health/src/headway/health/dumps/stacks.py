@@ -17,6 +17,8 @@ from headway.health.dumps.frames import Frame, innermost_own
 from headway.health.dumps.names import host_of_name, rank_of_name
 
 MAX_FRAMES: Final = 1000
+STACK_HEADING: Final = "(most recent call first):"
+"""At the beginning of each thread that faulthandler writes."""
 _PROCESS = re.compile(r"(?:Parent )?Process (?P<pid>\d{1,10}): ?(?P<command>.*)")
 _SPY_THREAD = re.compile(
     r"\s*Thread (?:0x[0-9a-fA-F]+|\d+)(?: \((?P<state>[\w+]+)\))?"
