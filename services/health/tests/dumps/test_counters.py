@@ -78,6 +78,19 @@ def test_a_counter_that_began_from_zero_again_has_grown_by_what_it_has() -> None
     assert (one.was_reset, one.grown) == (True, 3)
 
 
+def test_the_ways_in_which_people_print_sysfs_give_the_same() -> None:
+    path = "mlx5_3/ports/1/counters/link_downed"
+    for lines in (
+        [f"{PORT}counters/link_downed:25"],
+        [f"{path} 25"],
+        [f"{path} = 25"],
+        [f"==> {path} <==", "25", ""],
+        ["link mlx5_3/1 link_downed 25 rx_write_requests 7"],
+    ):
+        (port,) = read_counters(lines)
+        assert (port.name, port.counters["link_downed"]) == ("mlx5_3/1", 25)
+
+
 def test_perfquery_and_ethtool_have_counters_too() -> None:
     lines = [
         "# Port counters: Lid 12 port 1 (CapMask: 0x5A00)",

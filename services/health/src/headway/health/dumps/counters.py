@@ -1,8 +1,8 @@
 """Counters of InfiniBand and RoCE ports before and after: which of them have grown.
 
-Reads ``grep -r . /sys/class/infiniband`` (``PATH:VALUE``), copies of that tree, and the output of
-``ethtool -S`` and ``perfquery``. A counter counts since its machine was started, so that one
-reading alone shows nothing of a job.
+Reads ``grep -r . /sys/class/infiniband`` (``PATH:VALUE``) and the like, copies of that tree, and
+the output of ``head``, ``rdma statistic``, ``ethtool -S`` and ``perfquery``. A counter counts since
+its machine was started, so that one reading alone shows nothing of a job.
 """
 
 from __future__ import annotations
@@ -24,6 +24,10 @@ _SYSFS = re.compile(
 )
 _NETDEV = re.compile(r"(?:^|/)(?P<device>[\w.-]{1,64})/statistics/(?P<name>\w{1,64})$")
 _STATES: Final = ("state", "phys_state", "rate", "link_layer")
+_PATH_LINE = re.compile(r"^\s*(?P<path>[^\s:=]{1,300})(?:\s*[:=]\s*|\s+)(?P<value>\S.{0,200})$")
+_HEADING = re.compile(r"^==> (?P<path>\S{1,300}) <==$")
+_RDMA = re.compile(r"^link (?P<device>[\w.-]{1,64})/(?P<port>\d{1,3}) (?P<pairs>\w.*)$")
+_RDMA_PAIR = re.compile(r"([a-z]\w{1,63}) (\d{1,20})(?!\S)")
 _PERFQUERY = re.compile(r"^(?P<name>[A-Z]\w{2,60}):\.+(?P<value>\d{1,20})$")
 _PERF_PORT = re.compile(
     r"^# Port (?:extended )?counters: .*?(?:Lid \d+ )?port (?P<port>\d{1,3})\b", re.I
@@ -117,14 +121,22 @@ def read_counters(
     ``host`` and ``device`` are for outputs that do not name them.
     """
     rows: list[tuple[str, int, str, str]] = []
-    port = 0
+    port, above = 0, ""
     for line in lines:
-        line = line[:1000]
-        path, _, value = line.partition(":")
+        line = line[:20_000]
         if len(rows) >= MAX_VALUES:
             break
-        if row := _row(path.strip(), value):
+        found = _PATH_LINE.match(line)
+        if found and (row := _row(found["path"], found["value"])):
             rows.append(row)
+        elif above and (row := _row(above, line)):
+            rows.append(row)
+            above = ""
+        elif found := _HEADING.match(line):
+            above = found["path"]
+        elif found := _RDMA.match(line):
+            pairs = _RDMA_PAIR.findall(found["pairs"])
+            rows += [(found["device"], int(found["port"]), *pair) for pair in pairs]
         elif found := _PERF_PORT.match(line):
             port = int(found["port"])
         elif found := _PERFQUERY.match(line.strip()):
