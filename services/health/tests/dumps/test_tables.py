@@ -73,6 +73,7 @@ def test_metrics_are_read_line_by_line() -> None:
         ["rank,host,step,section,start_ms,end_ms", "3,gpu-k01,7,forward,1500.0,1750.0"],
         ["Rank;Node;Iteration;Name;Begin [us];Stop [us]", "3;gpu-k01;7;forward;1500000;1750000"],
         ["global_rank\thostname\titer\tphase\tts\tdur_ms", "3\tgpu-k01\t7\tforward\t1.5\t250"],
+        ['{"rank": 3, "host": "gpu-k01", "step": 7, "op": "forward", "t0_s": 1.5, "t1_s": 1.75}'],
         [
             "# rank,host,step,event,startTime_s,duration (ms)",
             '"rank3",gpu-k01,7.0,"forward",1.5,250',

@@ -1,13 +1,14 @@
 """Reads tables of section times: which rank was in which part of which step from when to when.
 
-There is no standard for them: columns are recognised by their usual names, a unit by the end of a
-name (``start_ms``, ``duration [us]``) and, without one, by the size of the numbers. Clocks of
-different ranks need not agree.
+There is no standard for them: the columns of a CSV or the keys of JSON lines are recognised by
+their usual names, a unit by the end of a name (``start_ms``, ``dur [us]``) and, without one, by
+the size of the numbers. Clocks of different ranks need not agree.
 """
 
 from __future__ import annotations
 
 import csv
+import json
 import math
 import re
 from collections.abc import Iterable, Iterator, Sequence
@@ -64,8 +65,8 @@ class _Columns:
 
 
 def is_header(line: str) -> bool:
-    """Whether a line names the columns of such a table."""
-    return _columns(line) is not None
+    """Whether a line names the columns of such a table, or is a row as a JSON object."""
+    return _columns(line) is not None or _named(_object(line.strip())[0], "") is not None
 
 
 def read_sections(lines: Iterable[str]) -> Iterator[Section]:
@@ -77,7 +78,11 @@ def read_sections(lines: Iterable[str]) -> Iterator[Section]:
     columns: _Columns | None = None
     for line in lines:
         line = line[:8000].strip("\ufeff\r\n")
-        if found := _columns(line):
+        if line[:1] == "{":
+            names, values = _object(line)
+            if (found := _named(names, "")) and (row := _row(values, found)):
+                yield row
+        elif found := _columns(line):
             columns = found
         elif columns is not None and (row := _row(_cells(line, columns.delimiter), columns)):
             yield row
@@ -86,14 +91,26 @@ def read_sections(lines: Iterable[str]) -> Iterator[Section]:
 def _columns(line: str) -> _Columns | None:
     line = line[:8000].strip("\ufeff\r\n").lstrip("# ")
     delimiter = max((",", "\t", ";", "|"), key=line.count)
-    if delimiter not in line:
-        return None
+    return _named(_cells(line, delimiter), delimiter) if delimiter in line else None
+
+
+def _object(line: str) -> tuple[list[str], list[str]]:
+    """The names and values of a JSON object of one line; empty if it is none."""
+    try:
+        row = json.loads(line) if line[:1] == "{" else None
+    except (ValueError, RecursionError):
+        row = None
+    pairs = row.items() if isinstance(row, dict) else ()
+    return [str(name) for name, _ in pairs], [str(value) for _, value in pairs]
+
+
+def _named(names: Sequence[str], delimiter: str) -> _Columns | None:
     places: dict[str, int] = {}
     units: dict[str, float] = {}
-    for place, cell in enumerate(_cells(line, delimiter)):
+    for place, cell in enumerate(names):
         name, unit = _name(cell)
-        for field, names in _NAMES.items():
-            if name in names and field not in places:
+        for field, known in _NAMES.items():
+            if name in known and field not in places:
                 places[field] = place
                 if unit is not None:
                     units[field] = unit
