@@ -37,14 +37,18 @@ class Recognised:
     size_bytes: int = 0
 
 
+_FLIGHT_KEYS: Final = (b"entries", b"pg_config", b"pg_status", b"comm_lib_version", b"nccl_version")
+"""Of a flight recorder's dump: with thousands of ranks, its entries begin behind the head."""
 _SYSFS: Final = re.compile(
     r"(?:/ports/\d+/(?:(?:hw_)?counters/\w+|state|phys_state|rate|link_layer)|/statistics/\w+)$"
 )
 _LOG_NAME: Final = re.compile(
-    r"(?:\.(?:log|out|err|stdout|stderr)(?:\.\d+)?|(?:^|/)std(?:out|err))$", re.I
+    r"(?:\.(?:log|out|err|stdout|stderr)(?:\.\d+)?|(?:^|/)std(?:out|err)"
+    r"|(?:^|/)(?:train|job|slurm|console|output|worker|nccl)[\w.-]*\.txt)$",
+    re.I,
 )
 _KERNEL_NAME: Final = re.compile(
-    r"(?:^|[-_./])(?:kernel|kmsg|kern|dmesg|journalctl)(?=[-_.]|$)", re.I
+    r"(?:^|[-_./])(?:kernel|kmsg|kern|dmesg|journalctl|syslog|messages)(?=[-_.]|$)", re.I
 )
 _STACK: Final = re.compile(
     r"^(?:Current t|T)hread 0x[0-9a-f]+(?: \[.*\])? \(most recent call first\):"
@@ -58,8 +62,8 @@ _KERNEL: Final = re.compile(
     re.M,
 )
 _COUNTERS: Final = re.compile(
-    r"^\S*/ports/\d+/(?:(?:hw_)?counters/)?\w+:|^\S*/statistics/\w+:\d"
-    r"|^NIC statistics:|^# Port (?:extended )?counters:",
+    r"^(?:==> )?\S*/ports/\d+/(?:(?:hw_)?counters/)?\w+(?:\s*[:=]|\s)|^\S*/statistics/\w+:\d"
+    r"|^NIC statistics:|^# Port (?:extended )?counters:|^link \w+/\d+ \w+ \d+ \w+ \d",
     re.M,
 )
 _METRIC: Final = re.compile(
@@ -101,7 +105,7 @@ def kind_of(path: Path, name: str = "") -> Recognised:
 def _kind(head: Head, name: str) -> tuple[Kind | None, str]:
     if head.raw.startswith(b"PAR1"):
         return "parquet", ""
-    if head.raw[:1] == b"\x80" and b"entries" in head.raw:
+    if head.raw[:1] == b"\x80" and any(key in head.raw for key in _FLIGHT_KEYS):
         return "flight_pickle", ""
     if not head.encoding:
         return None, "binary, in no format that is known here"
@@ -112,27 +116,25 @@ def _kind(head: Head, name: str) -> tuple[Kind | None, str]:
         return "sysfs_counter", ""
     if text.lstrip()[:1] in ("{", "[") and (found := _json(text)):
         return found, ""
-    return _text(text, name)
+    return _text(text, name, not head.is_whole)
 
 
 def _json(text: str) -> Kind | None:
     if '"communicators"' in text:
         return "ras_json"
-    if '"entries"' in text and (
-        '"pg_config"' in text or '"process_group"' in text or '"version"' in text
-    ):
+    if sum(f'"{key.decode()}"' in text for key in _FLIGHT_KEYS) >= 2:
         return "flight_json"
     return "stacks" if '"frames"' in text and '"thread_id"' in text else None
 
 
-def _text(text: str, name: str) -> tuple[Kind | None, str]:
+def _text(text: str, name: str, is_long: bool) -> tuple[Kind | None, str]:
     for kind, fits in _TESTS:
         if fits(text):
             return kind, ""
     if _KERNEL_NAME.search(name):
         return "kernel", ""
-    if _LOG_NAME.search(name):
-        return "log", ""
+    if _LOG_NAME.search(name) or is_long:
+        return "log", ""  # nothing else that people save as text is longer than a head
     return None, "text, in no format that is known here"
 
 
