@@ -96,6 +96,12 @@ def test_nccl_says_where_a_rank_runs() -> None:
     assert seat.pci == "0000:b3:00.0"
 
 
+def test_the_stamp_of_a_container_counts_where_the_program_prints_none() -> None:
+    line = "h4:7:8 [5] misc/socket.cc:47 NCCL WARN socketProgress: Connection closed by remote peer h3<40118>"  # noqa: E501
+    assert read(line).at_s is None
+    assert read(f"2026-09-14T02:17:40.5Z stderr F {line}").at_s == 1789352260.5
+
+
 def test_addresses_have_one_form() -> None:
     assert address("::ffff:10.0.0.7") == address("0:0:0:0:0:ffff:10.0.0.7") == "10.0.0.7"
     assert address("[fe80::1]") == "fe80::1"

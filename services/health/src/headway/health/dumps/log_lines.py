@@ -39,11 +39,13 @@ class LogLine:
     """The global rank that printed it, -1 if unknown."""
     year: int = 0
     """For stamps without a year, 0 if unknown."""
+    prefix: str = ""
+    """What was before it, which may have a container's stamp."""
 
     @property
     def at_s(self) -> float | None:
         """When it was printed, in seconds since 1970; None if it does not say."""
-        stamp = read_stamp(self.text, self.year)
+        stamp = read_stamp(self.text, self.year) or read_stamp(self.prefix, self.year)
         return None if stamp is None else stamp.at_s
 
     @property
@@ -68,7 +70,7 @@ def split_line(line: str, number: int = 1, rank: int = -1, year: int = 0) -> Log
             rank = int(found["rank"] or found["number"])
         elif found["mpi"] or found["task"]:
             weak = int(found["mpi"] or found["task"])
-    return LogLine(number, line[start:], rank if rank >= 0 else weak, year)
+    return LogLine(number, line[start:], rank if rank >= 0 else weak, year, line[:start])
 
 
 def number_lines(
