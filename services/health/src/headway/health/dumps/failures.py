@@ -1,7 +1,7 @@
 """Python's tracebacks in a log: how each process failed, and where in the user's own code.
 
 Several ranks write at once, so that lines of their tracebacks alternate; the launcher's prefix
-separates them (see ``log_lines``).
+keeps them apart (see ``log_lines``).
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Reads a file of anybody's folder: its beginning, or its lines one by one.
 
-Such a folder may hold anything: a FIFO would block its reader forever, a device may act on
+Such a folder may hold anything: opening a FIFO would block forever, a device may act on
 being read, and a log may be larger than the memory. So only regular files are opened, and never
 loaded as a whole.
 """

@@ -42,7 +42,7 @@ class LogReport:
     stacks: tuple[ProcessStack, ...]
     """That ``faulthandler`` wrote into the log."""
     begun_at_s: float | None
-    """When the job was started, if a line near the beginning says so with a calendar time."""
+    """When the job was started, if a line near the beginning has that with a calendar time."""
     first_at_s: float | None
     """The first calendar time near the beginning; the job was started then or earlier."""
     num_lines: int

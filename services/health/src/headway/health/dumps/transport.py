@@ -85,7 +85,7 @@ class TransportLine:
     peer: str
     """Host name or address of the other end; empty if not printed."""
     own_address: str
-    """Of the end that printed it, which tells whose the address in another host's line is."""
+    """Of the end that printed it, which shows whose the address in another host's line is."""
     nic: str
     """``mlx5_3``, or ``mlx5_3/1`` with its port."""
     status: int
