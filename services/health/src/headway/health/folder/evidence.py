@@ -7,6 +7,7 @@ import os
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from pathlib import Path
 
 from headway.common.errors import InputError
@@ -28,6 +29,7 @@ from headway.health.dumps.stacks import ProcessStack, read_stacks
 
 MAX_FILES = 20_000
 MAX_SAMPLES = 1_000_000
+DAY_S = 86400.0
 
 
 @dataclass(slots=True)
@@ -153,7 +155,9 @@ def _dump(found: Evidence, _: Readings, path: Path, _name: str, _encoding: str) 
 
 
 def _log(found: Evidence, _: Readings, path: Path, name: str, encoding: str) -> str:
-    found.logs[name] = read_log(read_lines(path, encoding), rank_of_name(name))
+    year = datetime.fromtimestamp(path.stat().st_mtime, UTC).year  # which C++ logs leave out
+    log = found.logs[name] = read_log(read_lines(path, encoding), rank_of_name(name), year)
+    found.stacks += log.stacks
     return "a log"
 
 
@@ -218,8 +222,13 @@ _READERS: dict[str, Reader] = {
 
 
 def _start_s(found: Evidence) -> float | None:
-    """When the job was started at the latest, by its logs and then by its dumps."""
-    logs = [one.begun_at_s or one.first_at_s for one in found.logs.values()]
-    known = [at_s for at_s in logs if at_s is not None]
-    created = [entry.created_ns / 1e9 for dump in found.dumps for entry in dump.entries]
-    return min(known, default=None) or min(created, default=None)
+    """When the job was started, by its logs; else a day before the first thing known of it.
+
+    A log may begin, and a recorder's ring does, long after the job.
+    """
+    begun = [log.begun_at_s for log in found.logs.values() if log.begun_at_s is not None]
+    if begun:
+        return min(begun)
+    known = [log.first_at_s for log in found.logs.values() if log.first_at_s is not None]
+    known += [entry.created_ns / 1e9 for dump in found.dumps for entry in dump.entries]
+    return min(known) - DAY_S if known else None

@@ -23,7 +23,7 @@ _NOTED = frozenset({"info", "notice"})
 
 def judge_faults(evidence: Evidence) -> list[Diagnosis]:
     """Faults of links, GPUs and machines since the job was started; the likeliest cause first."""
-    return [*_links(evidence), *_of_kernels(evidence)]
+    return [*_links(evidence), *_of_kernels(evidence), *_lost_gpus(evidence)]
 
 
 # ---- links ------------------------------------------------------------------------------------
@@ -141,6 +141,29 @@ def _named_by_peers(evidence: Evidence, blamed: dict[str, set[str]]) -> list[Dia
             confidence=0.7,
             alternatives=(("a process ended there first", 0.25),),
         )
+    ]
+
+
+def _lost_gpus(evidence: Evidence) -> list[Diagnosis]:
+    """GPUs that nvidia-smi itself calls lost, where no kernel's log was collected."""
+    known = {kernel.host for kernel in evidence.kernels.values()}
+    found = {}
+    for sample in evidence.gpus:
+        lost = [text for text in sample.problems.values() if "lost" in text.lower()]
+        if lost and sample.host not in known:
+            found[sample.host, sample.pci or str(sample.index)] = lost[0]
+    return [
+        Diagnosis(
+            "fault",
+            "gpu_lost",
+            f"nvidia-smi calls GPU {gpu} of {host or 'its node'} lost",
+            culprits=(Subject(evidence.rank_of(host, gpu), host, gpu),),
+            where=f"gpu {gpu} of {host}",
+            why=(f"it prints {text!r}; the kernel's log of that node was not collected",),
+            do=f"replace node {host}; power-cycle it",
+            confidence=0.85,
+        )
+        for (host, gpu), text in found.items()
     ]
 
 

@@ -122,7 +122,14 @@ def _cause(evidence: Evidence, scene: Scene, found: Holdup) -> tuple[Cause, tupl
         cause, words = host_cause(frames)
         does = f"rank {found.ranks[0]} {words} ({place(frames)})"
         unknown = "no stack of it was collected, so what its host does is unknown"
-        return cause, (does if frames else unknown,), place(frames)
+        held = [
+            f"its watchdog could not run for {one.seconds:.0f} s: the interpreter is held, or a "
+            "call of CUDA hangs"
+            for log in evidence.logs.values()
+            for one in log.watchdog.stuck
+            if one.rank == found.ranks[0]
+        ]
+        return cause, (does if frames else unknown, *held[:1]), place(frames)
     if found.kind == "device":
         last = _last_of(scene, found.ranks[0])
         why = [f"rank {found.ranks[0]} {last}"] if last else []

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from headway.health.diagnosis.diagnosis import Diagnosis, Observation
 from headway.health.dumps.kernel import KernelMark
+from headway.health.folder.counted import judge_counts
 from headway.health.folder.errors import judge_errors
 from headway.health.folder.evidence import Evidence
 from headway.health.folder.faults import judge_faults
@@ -20,7 +21,7 @@ def judge(evidence: Evidence) -> list[Diagnosis]:
     A grave fault of a machine comes before a hang, as ranks hang by it; an error that ended a rank
     before that of ranks that lost a peer; and a hang before slowness.
     """
-    faults, hangs = judge_faults(evidence), judge_hang(evidence)
+    faults, hangs = judge_faults(evidence), judge_hang(evidence) or judge_counts(evidence)
     errors, slow = judge_errors(evidence), judge_slowness(evidence)
     grave = [one for one in faults if one.confidence >= SURE]
     programs = [one for one in hangs if one.cause == "collective_mismatch"]
