@@ -65,6 +65,12 @@ def test_two_ends_without_any_other_measurement_are_left_undecided() -> None:
     assert str(found) == "a1 or b1 is slow"
 
 
+def test_a_way_that_carries_nothing_is_slow_however_the_others_differ() -> None:
+    cells = {("a", "b"): 0.0, ("a", "c"): 50.0, ("b", "c"): 190.0, ("c", "a"): 110.0}
+    assert not is_worse(0.0, Spread.of([50.0, 190.0, 110.0]), LIMITS), "three deviations are more"
+    assert blame(cells, LIMITS).links == (("a", "b"),)
+
+
 @pytest.mark.parametrize("count", range(4))
 def test_a_few_cells_are_not_compared_with_each_other(count: int) -> None:
     assert blame({("a", f"b{n}"): 10.0**n for n in range(count)}, LIMITS).is_none

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import TypeVar
 
-from headway.health.judgement import Spread, Thresholds, is_worse
+from headway.health.judgement import Spread, Thresholds
 
 LEAST_CELLS = 4
 """With fewer, one disturbed measurement of a healthy machine would be called a fault."""
+LEAST_RATE = 1.0
+"""Bytes per second that a way counts with if it carries less."""
 Cell = tuple[str, str]
 """The two endpoints of a measurement; their order counts."""
+V = TypeVar("V")
 
 
 @dataclass(frozen=True)
@@ -35,17 +40,22 @@ class Blame:
         return "; ".join(parts)
 
 
+def cells(mesh: Mapping[str, Mapping[str, V]]) -> dict[Cell, V]:
+    """The measurements of a mesh that is written as ``{endpoint: {other endpoint: value}}``.
+
+    >>> cells({"eth0": {"memory0": 9.0}})
+    {('eth0', 'memory0'): 9.0}
+    """
+    return {(a, b): value for a, row in mesh.items() for b, value in row.items()}
+
+
 def blame(rates: Mapping[Cell, float], thresholds: Thresholds) -> Blame:
     """Judge each cell against all others, then explain the slow ones by as few faults as possible.
 
     An endpoint with two cells or more, or with one to itself, is at fault if all of them are slow.
     Any other slow cell is a bad link, or undecided if neither of its endpoints has another cell.
-    Fewer than ``LEAST_CELLS`` cells are not compared with each other. If half of them are slow, the
-    slow ones pass for normal: a machine that is slow as a whole is found by comparing machines.
     """
-    if len(rates) < LEAST_CELLS:
-        return Blame()
-    slow = {cell for cell in rates if _is_slow(cell, rates, thresholds)}
+    slow = set(slow_cells(rates, thresholds))
     endpoints: list[str] = []
     left = set(slow)
     while left:
@@ -60,9 +70,27 @@ def blame(rates: Mapping[Cell, float], thresholds: Thresholds) -> Blame:
     )
 
 
+def slow_cells(rates: Mapping[Cell, float], thresholds: Thresholds) -> list[Cell]:
+    """The cells that are slow next to all others.
+
+    Fewer than ``LEAST_CELLS`` cells are not compared with each other. If half of them are slow, the
+    slow ones pass for normal: a machine that is slow as a whole is found by comparing machines.
+    """
+    if len(rates) < LEAST_CELLS:
+        return []
+    return [cell for cell in rates if _is_slow(cell, rates, thresholds)]
+
+
 def _is_slow(cell: Cell, rates: Mapping[Cell, float], thresholds: Thresholds) -> bool:
-    others = [rate for other, rate in rates.items() if other != cell]
-    return is_worse(rates[cell], Spread.of(others), thresholds)
+    """Whether a rate is far below the others, counted in factors.
+
+    Other work on the machine divides rates rather than taking a fixed amount away: where the others
+    differ by two, no difference would be three deviations, not even a rate of nothing.
+    """
+    others = [math.log(max(rate, LEAST_RATE)) for other, rate in rates.items() if other != cell]
+    spread, own = Spread.of(others), math.log(max(rates[cell], LEAST_RATE))
+    is_less = own < spread.median + math.log(1 - thresholds.least_difference)
+    return is_less and own < spread.median - thresholds.num_deviations * spread.deviation
 
 
 def _worst(left: set[Cell], rates: Mapping[Cell, float], slow: set[Cell]) -> str | None:
