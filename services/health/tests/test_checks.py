@@ -16,7 +16,7 @@ from headway.common.errors import InputError
 from headway.common.node.testing import child_environment, wait_until
 from headway.health import run_checks
 from headway.health.checks import bandwidth, clock, disk, gemm, memory, shm, versions
-from headway.health.checks.base import CheckSettings
+from headway.health.checks.base import CheckSettings, Finding
 from headway.health.runner import SUITES, run_check
 from headway.health.sources.proc import read_process
 
@@ -197,10 +197,13 @@ def test_loopback_is_compared_with_a_limit() -> None:
 
 
 def test_versions_that_do_not_belong_together_fail() -> None:
-    assert versions.judge((3, 12), {"headway-common": "0.1.0", "headway-health": "0.1.0"}) is None
-    assert versions.judge((3, 14), {}) is not None
-    trouble = versions.judge((3, 12), {"headway-common": "0.1.0", "headway-health": "0.2.0"})
-    assert trouble is not None and "headway-health 0.2.0" in trouble[0]
+    def found(python: str, common: str, health: str) -> Finding:
+        parts = {"headway-common": common, "headway-health": health}
+        return versions.judge(versions.Installed(python, "6.1", parts), CheckSettings())
+
+    assert found("3.12.1", "0.1.0", "0.1.0").ok
+    assert found("3.14.0", "0.1.0", "0.1.0").message == "Python 3.14.0 is not supported"
+    assert "headway-health 0.2.0" in found("3.12.1", "0.1.0", "0.2.0").message
 
 
 def test_json_and_exit_codes_for_prologs(tmp_path: Path) -> None:

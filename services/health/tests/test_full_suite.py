@@ -13,6 +13,7 @@ from headway.health.checks import all_to_all, copy, gpu_memory, mounts, nic_loop
 from headway.health.checks.base import MIB, CheckSettings
 from headway.health.client import run_checks
 from headway.health.measure.gpus import Gpus, find_gpus
+from headway.health.measure.mesh import cells
 from headway.health.measure.streams import Received
 from headway.health.runner import SUITES, run_check
 
@@ -61,17 +62,40 @@ def test_without_a_folder_the_mounts_are_not_run() -> None:
 
 
 def test_the_nics_part_that_is_slow_is_in_the_finding() -> None:
-    mesh = {(nic, node): FAST for nic in ("a", "b", "c") for node in ("memory0", "memory1")}
-    assert nic_loopback.judge([mesh], CheckSettings(), "from itself").ok
-    slow = {cell: SLOW if "b" in cell else one for cell, one in mesh.items()}
-    finding = nic_loopback.judge([slow], CheckSettings(), "from itself")
+    mesh = {nic: dict.fromkeys(("memory0", "memory1"), FAST) for nic in ("a", "b", "c")}
+    assert nic_loopback.judge([mesh], CheckSettings()).ok
+    slow = mesh | {"b": dict.fromkeys(mesh["b"], SLOW)}
+    finding = nic_loopback.judge([slow], CheckSettings())
     assert finding.failed and finding.message == "b is slow with every other"
     assert finding.values["a memory0 MiB/s"] == 1000.0
 
 
+def test_a_way_that_is_slow_once_passes_and_one_that_is_slow_twice_fails() -> None:
+    names = ("a", "b", "c")
+    asked: list[tuple[str, str]] = []
+
+    def again(nic: str, memory: str) -> Received:
+        asked.append((nic, memory))
+        return SLOW if nic == "b" else FAST
+
+    def mesh() -> nic_loopback.Mesh:
+        made = {nic: dict.fromkeys(("memory0", "memory1", "memory2"), FAST) for nic in names}
+        made["a"]["memory1"] = made["b"]["memory0"] = SLOW
+        return made
+
+    settings = CheckSettings()
+    seen = nic_loopback.confirmed(mesh(), again, settings.mesh)
+    assert asked == [("a", "memory1"), ("b", "memory0")], "only what is slow"
+    assert nic_loopback.judge([seen], settings).message == "the link b -> memory0 is slow"
+    damaged = mesh()
+    damaged["a"]["memory1"] = Received(100 * MIB, 0.3, 3)
+    seen = nic_loopback.confirmed(damaged, again, settings.mesh)
+    assert "a memory1" in nic_loopback.judge([seen], settings).message, "it was damaged once"
+
+
 def test_bytes_that_change_on_the_way_outweigh_any_rate() -> None:
-    mesh = {("a", "memory0"): Received(100 * MIB, 0.1, 3)}
-    finding = nic_loopback.judge([mesh], CheckSettings(), "from itself")
+    mesh = {"a": {"memory0": Received(100 * MIB, 0.1, 3)}}
+    finding = nic_loopback.judge([mesh], CheckSettings())
     assert finding.failed and "a memory0" in finding.message
 
 
@@ -162,15 +186,15 @@ def test_a_stuck_bit_of_a_gpu_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_every_copy_of_two_gpus_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(copy, "GPU_BYTES", 1 << 16)
     meshes = copy.gpu_copies(Gpus(fake_cupy(), 2, ""))
-    assert [sorted(mesh) for mesh in meshes] == [
+    assert [sorted(cells(mesh)) for mesh in meshes] == [
         [("host", "gpu0"), ("host", "gpu1")], [("gpu0", "host"), ("gpu1", "host")],
         [("gpu0", "gpu0"), ("gpu1", "gpu1")], [("gpu0", "gpu1"), ("gpu1", "gpu0")],
     ]  # fmt: skip
 
 
 def test_a_slow_link_of_a_gpu_fails_the_copies(monkeypatch: pytest.MonkeyPatch) -> None:
-    to_gpu = {("host", f"gpu{n}"): 50e9 for n in range(8)} | {("host", "gpu3"): 12e9}
-    monkeypatch.setattr(copy, "gpu_copies", lambda _: [to_gpu])
+    to_gpu = {f"gpu{n}": 50e9 for n in range(8)} | {"gpu3": 12e9}
+    monkeypatch.setattr(copy, "gpu_copies", lambda _: [{"host": to_gpu}])
     finding = copy.check(CheckSettings())
     assert finding.failed and finding.message == "the link host -> gpu3 is slow"
 

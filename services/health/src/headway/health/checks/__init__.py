@@ -1,1 +1,6 @@
-"""Checks of a node, one per file: `check(settings) -> Finding`, each run in its own process."""
+"""Checks of a node, one per file, each run in its own process.
+
+Each file has `check(settings) -> Finding`, the command; what it measures, as plain data; and
+`judge(measured, settings) -> Finding`, which decides and touches nothing. So recorded measurements
+of good and bad machines are judged by tests (``tests/checks/recorded``).
+"""

@@ -16,6 +16,7 @@ import subprocess
 import sys
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict
 from typing import Any
 
 from headway.health.checks.base import MIB, CheckSettings, Finding
@@ -38,18 +39,23 @@ NUM_BYTES = 8 * MIB
 """From each process to each other one."""
 
 
-def check(_settings: CheckSettings) -> Finding:
+def check(settings: CheckSettings) -> Finding:
     """Start the processes, have each send to all others, and compare what arrives."""
     count = min(MOST_PROCESSES, max(2, len(os.sched_getaffinity(0))))
     try:
         received = exchange(count, NUM_BYTES)
     except (OSError, ValueError, subprocess.SubprocessError) as error:
         return Finding(False, f"the exchange broke: {error}", "see dmesg, and what loads the CPUs")
-    rate = sum(one.num_bytes for one in received) / max(one.duration_s for one in received)
+    return judge(received, settings)
+
+
+def judge(measured: list[Received], _settings: CheckSettings) -> Finding:
+    """The finding about what each process has received from all others."""
+    whole = total(measured)
+    rate, count = whole.bytes_per_s, len(measured)
     values: dict[str, float | str] = {"processes": count, "MiB/s": round(rate / MIB, 1)}
-    damaged = sum(one.num_damaged for one in received)
-    if damaged:
-        message = f"{damaged} blocks changed on the way"
+    if whole.num_damaged:
+        message = f"{whole.num_damaged} blocks changed on the way"
         return Finding(False, message, "drain the node: memory or kernel fault", values)
     message = f"{count} processes exchange {rate / MIB:.0f} MiB/s in all, over sockets"
     return Finding(True, message, "", values)
@@ -141,4 +147,4 @@ def _end(child: subprocess.Popen[str]) -> None:
 
 
 if __name__ == "__main__":
-    print(json.dumps(take_part(json.load(sys.stdin))._asdict()))
+    print(json.dumps(asdict(take_part(json.load(sys.stdin)))))

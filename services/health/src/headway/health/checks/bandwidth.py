@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 from headway.health.checks.base import MIB, CheckSettings, Finding
-from headway.health.measure.streams import transfer
+from headway.health.measure.streams import Received, transfer
 
 NUM_BYTES = 128 * MIB
 
 
 def check(settings: CheckSettings) -> Finding:
     """One TCP stream through loopback, compared block by block."""
-    received = transfer(NUM_BYTES)
-    rate = received.bytes_per_s
+    return judge(transfer(NUM_BYTES), settings)
+
+
+def judge(measured: Received, settings: CheckSettings) -> Finding:
+    """The finding about what arrived."""
+    rate = measured.bytes_per_s
     values: dict[str, float | str] = {"MiB/s": round(rate / MIB, 1)}
-    if received.num_damaged:
+    if measured.num_damaged:
         return Finding(
             False,
             "bytes changed on the way through loopback",

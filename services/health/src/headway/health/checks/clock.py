@@ -6,6 +6,7 @@ import itertools
 import os
 import time
 from collections.abc import Iterable
+from dataclasses import dataclass
 
 from headway.health.checks.base import CheckSettings, Finding
 
@@ -14,10 +15,27 @@ HOPS = 200
 PACE_S = 0.5
 
 
+@dataclass(frozen=True)
+class Clocks:
+    """What was read of this machine's clocks."""
+
+    num_cpus: int
+    monotonic_ns: list[int]
+    """Readings in their order, each on a different CPU than the one before."""
+    wall_pace: float
+    """Seconds of the wall clock per second of the monotonic one."""
+
+
 def check(settings: CheckSettings) -> Finding:
     """Read the monotonic clock on each CPU in turn, then compare two clocks over half a second."""
-    back_ns = largest_step_back(read_across_cpus())
-    skew = abs(pace_of_wall_clock(PACE_S) - 1)
+    num_cpus = len(os.sched_getaffinity(0))
+    return judge(Clocks(num_cpus, read_across_cpus(), pace_of_wall_clock(PACE_S)), settings)
+
+
+def judge(measured: Clocks, settings: CheckSettings) -> Finding:
+    """The finding about readings of the clocks."""
+    back_ns = largest_step_back(measured.monotonic_ns)
+    skew = abs(measured.wall_pace - 1)
     values: dict[str, float | str] = {"step back ns": back_ns, "skew": round(skew, 6)}
     if back_ns:
         message = f"the monotonic clock went back by {back_ns} ns between CPUs"
@@ -35,7 +53,7 @@ def check(settings: CheckSettings) -> Finding:
         )
     return Finding(
         True,
-        f"monotonic across {len(os.sched_getaffinity(0))} CPUs, pace within {skew:.4%}",
+        f"monotonic across {measured.num_cpus} CPUs, pace within {skew:.4%}",
         values=values,
     )
 

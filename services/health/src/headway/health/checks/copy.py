@@ -8,6 +8,7 @@ from __future__ import annotations
 import itertools
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -15,21 +16,38 @@ import numpy as np
 from headway.health.checks.base import GIB, MIB, CheckSettings, Finding
 from headway.health.measure.gpus import Gpus, find_gpus
 from headway.health.measure.memory_nodes import bound_to, memory_nodes
-from headway.health.measure.mesh import Cell, blame
+from headway.health.measure.mesh import blame, cells
 
 NUM_BYTES = 64 * MIB
 """Above the last-level cache of one core complex, so that memory is measured."""
 GPU_BYTES = 256 * MIB
 ROUNDS = 5
 
-Mesh = dict[Cell, float]
-"""Bytes per second of each copy."""
+Mesh = dict[str, dict[str, float]]
+"""Bytes per second of each copy: from, to."""
+
+
+@dataclass(frozen=True)
+class Copies:
+    """All copies that were measured."""
+
+    meshes: list[Mesh]
+    """Of one kind each, whose copies should be equally fast."""
+    num_gpus: int
+    no_gpus: str = ""
+    """Why there is none."""
 
 
 def check(settings: CheckSettings) -> Finding:
     """Measure every copy, then name what explains the slow ones."""
     gpus = find_gpus()
-    meshes = [host_copies(), *gpu_copies(gpus)]
+    copies = Copies([host_copies(), *gpu_copies(gpus)], gpus.count, gpus.missing)
+    return judge(copies, settings)
+
+
+def judge(measured: Copies, settings: CheckSettings) -> Finding:
+    """The finding about copies, each compared with those of its kind."""
+    meshes = [cells(mesh) for mesh in measured.meshes]
     values: dict[str, float | str] = {
         f"{a} to {b} GiB/s": round(rate / GIB, 2)
         for mesh in meshes
@@ -40,7 +58,8 @@ def check(settings: CheckSettings) -> Finding:
         remedy = "check memory modules, PCIe width and NVLink (dmidecode, lspci -vv, nvidia-smi)"
         return Finding(False, "; ".join(map(str, blames)), remedy, values)
     listed = ", ".join(f"{name} {value}" for name, value in list(values.items())[:4])
-    of_gpus = f"{gpus.count} GPUs (cupy)" if gpus.count else f"GPUs not run: {gpus.missing}"
+    count = measured.num_gpus
+    of_gpus = f"{count} GPUs (cupy)" if count else f"GPUs not run: {measured.no_gpus}"
     return Finding(True, f"{listed}; host by numpy, {of_gpus}", "", values)
 
 
@@ -52,13 +71,13 @@ def host_copies() -> Mesh:
             source = np.ones(NUM_BYTES, dtype=np.uint8)
             target = np.zeros(NUM_BYTES, dtype=np.uint8)
             name = f"memory{number}"
-            mesh[name, name] = best_rate(partial(copy_into, target, source), NUM_BYTES)
+            mesh[name] = {name: best_rate(partial(copy_into, target, source), NUM_BYTES)}
     return mesh
 
 
 def gpu_copies(gpus: Gpus) -> list[Mesh]:
     """Host to GPU, GPU to host, within each GPU, and between each two: separate kinds of ways."""
-    to_gpu: Mesh = {}
+    to_gpu: Mesh = {"host": {}} if gpus.count else {}
     to_host: Mesh = {}
     inside: Mesh = {}
     peers: Mesh = {}
@@ -70,11 +89,12 @@ def gpu_copies(gpus: Gpus) -> list[Mesh]:
             blocks.append(block)
             other = gpus.cupy.zeros_like(block)
         name = f"gpu{index}"
-        to_gpu["host", name] = _on_gpu(gpus, index, partial(block.set, host))
-        to_host[name, "host"] = _on_gpu(gpus, index, partial(block.get, out=host))
-        inside[name, name] = _on_gpu(gpus, index, partial(copy_into, block, other))
+        to_gpu["host"][name] = _on_gpu(gpus, index, partial(block.set, host))
+        to_host[name] = {"host": _on_gpu(gpus, index, partial(block.get, out=host))}
+        inside[name] = {name: _on_gpu(gpus, index, partial(copy_into, block, other))}
     for a, b in itertools.permutations(range(gpus.count), 2):
-        peers[f"gpu{a}", f"gpu{b}"] = _on_gpu(gpus, b, partial(copy_into, blocks[b], blocks[a]))
+        rate = _on_gpu(gpus, b, partial(copy_into, blocks[b], blocks[a]))
+        peers.setdefault(f"gpu{a}", {})[f"gpu{b}"] = rate
     return [mesh for mesh in (to_gpu, to_host, inside, peers) if mesh]
 
 

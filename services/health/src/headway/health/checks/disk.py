@@ -6,6 +6,7 @@ import os
 import tempfile
 import time
 import zlib
+from dataclasses import dataclass
 from pathlib import Path
 
 from headway.health.checks.base import GIB, MIB, CheckSettings, Finding
@@ -14,9 +15,34 @@ from headway.health.sources.host import free_bytes
 NUM_BYTES = 16 * MIB
 
 
+@dataclass(frozen=True)
+class Written:
+    """What the folder's file system did."""
+
+    free_bytes: int
+    """Negative if it could not be asked."""
+    bytes_per_s: float = 0.0
+    is_whole: bool = True
+    """The same bytes came back."""
+    trouble: str = ""
+    """Why nothing could be written; empty if it could."""
+
+
 def check(settings: CheckSettings) -> Finding:
-    """Write 16 MiB into the folder, sync, read back and remove."""
+    """Write 16 MiB into the folder, sync, read back and remove; nothing if it is nearly full."""
     free = free_bytes(settings.disk)
+    if free < settings.min_disk_free_bytes:
+        return judge(Written(free), settings)
+    try:
+        rate, is_whole = write_and_read(settings.disk)
+    except OSError as error:
+        return judge(Written(free, trouble=os.strerror(error.errno or 0)), settings)
+    return judge(Written(free, rate, is_whole), settings)
+
+
+def judge(measured: Written, settings: CheckSettings) -> Finding:
+    """The finding about what was written."""
+    free, rate = measured.free_bytes, measured.bytes_per_s
     values: dict[str, float | str] = {"free GiB": round(free / GIB, 2)}
     if free < settings.min_disk_free_bytes:
         wanted = settings.min_disk_free_bytes / GIB
@@ -24,17 +50,11 @@ def check(settings: CheckSettings) -> Finding:
         return Finding(
             False, message, "free space there, or choose another folder with --disk", values
         )
-    try:
-        rate, is_whole = write_and_read(settings.disk)
-    except OSError as error:
-        return Finding(
-            False,
-            f"cannot write to {settings.disk}: {error.strerror}",
-            "check mount and permissions",
-            values,
-        )
+    if measured.trouble:
+        message = f"cannot write to {settings.disk}: {measured.trouble}"
+        return Finding(False, message, "check mount and permissions", values)
     values["MiB/s"] = round(rate / MIB, 1)
-    if not is_whole:
+    if not measured.is_whole:
         return Finding(
             False,
             f"{settings.disk} returned other bytes than were written",

@@ -12,7 +12,8 @@ from __future__ import annotations
 import time
 import zlib
 from collections.abc import Iterator
-from typing import Any, NamedTuple
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -27,7 +28,8 @@ CHECKSUM = 0xCF8C6B10
 """CRC-32 of the 8 products as int32, row by row; a test computes it in integers."""
 
 
-class Multiplied(NamedTuple):
+@dataclass(frozen=True)
+class Multiplied:
     """What a device made of the fixed products."""
 
     num_wrong: int
@@ -41,13 +43,17 @@ class Multiplied(NamedTuple):
         return not self.num_wrong and self.checksum == CHECKSUM
 
 
-def check(_settings: CheckSettings) -> Finding:
+def check(settings: CheckSettings) -> Finding:
     """Multiply on each device in turn, and compare sums and checksum exactly."""
     devices = list(_gpus()) or [("CPU (numpy)", np, None)]
+    return judge({name: multiply(xp, device) for name, xp, device in devices}, settings)
+
+
+def judge(measured: dict[str, Multiplied], _settings: CheckSettings) -> Finding:
+    """The finding about the products of each device."""
     values: dict[str, float | str] = {}
     bad: list[str] = []
-    for name, xp, device in devices:
-        done = multiply(xp, device)
+    for name, done in measured.items():
         values[f"{name} GFLOP/s"] = round(done.gflops, 1)
         values[f"{name} checksum"] = f"{done.checksum:08x}"
         if not done.is_exact:

@@ -25,17 +25,22 @@ def check(settings: CheckSettings) -> Finding:
         return not_run("no folder was named (--mount DIR)")
     until_s = time.monotonic() + settings.mount_answer_s
     probes = {folder: _start(folder) for folder in settings.mounts}
-    troubles = {
-        folder: trouble
+    outcomes = {
+        str(folder): _outcome(probe, until_s, settings.mount_answer_s)
         for folder, probe in probes.items()
-        if (trouble := _outcome(probe, until_s, settings.mount_answer_s))
     }
-    values: dict[str, float | str] = {"folders": len(probes), "bad": len(troubles)}
+    return judge(outcomes, settings)
+
+
+def judge(measured: dict[str, str], _settings: CheckSettings) -> Finding:
+    """The finding about folders and what is wrong with each, which is empty if nothing is."""
+    troubles = {folder: trouble for folder, trouble in measured.items() if trouble}
+    values: dict[str, float | str] = {"folders": len(measured), "bad": len(troubles)}
     if troubles:
         listed = "; ".join(f"{folder} {trouble}" for folder, trouble in troubles.items())
         remedy = "see findmnt and dmesg, mount it again, or drain the node"
         return Finding(False, listed, remedy, values)
-    return Finding(True, f"{', '.join(map(str, probes))}: can be written to", "", values)
+    return Finding(True, f"{', '.join(measured)}: can be written to", "", values)
 
 
 def probe(folder: Path) -> str:

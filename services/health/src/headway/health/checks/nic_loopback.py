@@ -9,18 +9,25 @@ to ``headway health pairwise``. GPU buffers need cupy.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection
+from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
+from headway.common.output import counted
 from headway.health.checks.base import MIB, CheckSettings, Finding, not_run
+from headway.health.judgement import Thresholds
 from headway.health.measure.gpus import Gpus, find_gpus
 from headway.health.measure.memory_nodes import memory_nodes
-from headway.health.measure.mesh import Cell, blame
+from headway.health.measure.mesh import blame, cells, slow_cells
 from headway.health.measure.nics import nics
 from headway.health.measure.streams import Received, Via, best_transfer, same
 
 NUM_BYTES = 32 * MIB
 GPU_BYTES = 8 * MIB
+
+
+Mesh = dict[str, dict[str, Received]]
+"""NIC -> memory, or other NIC -> what arrived."""
 
 
 class Memory(NamedTuple):
@@ -40,18 +47,19 @@ def check(settings: CheckSettings) -> Finding:
     meshes = [
         mesh
         for memories in (host_memories(), gpu_memories(find_gpus()))
-        if (mesh := _measure(found, memories))
+        if (mesh := _measure(found, memories, settings.mesh))
     ]
-    return judge(meshes, settings, "from itself")
+    return judge(meshes, settings)
 
 
-def judge(meshes: Collection[dict[Cell, Received]], settings: CheckSettings, how: str) -> Finding:
+def judge(measured: list[Mesh], settings: CheckSettings, how: str = "from itself") -> Finding:
     """The finding about meshes whose cells are compared within each only."""
-    cells = {cell: received for mesh in meshes for cell, received in mesh.items()}
+    meshes = [cells(mesh) for mesh in measured]
+    ways = {cell: received for mesh in meshes for cell, received in mesh.items()}
     values: dict[str, float | str] = {
-        f"{a} {b} MiB/s": round(received.bytes_per_s / MIB, 1) for (a, b), received in cells.items()
+        f"{a} {b} MiB/s": round(received.bytes_per_s / MIB, 1) for (a, b), received in ways.items()
     }
-    damaged = [f"{a} {b}" for (a, b), received in cells.items() if received.num_damaged]
+    damaged = [f"{a} {b}" for (a, b), received in ways.items() if received.num_damaged]
     if damaged:
         message = f"bytes changed on the way: {', '.join(damaged)}"
         return Finding(False, message, "drain the node: memory, GPU or kernel fault", values)
@@ -60,8 +68,10 @@ def judge(meshes: Collection[dict[Cell, Received]], settings: CheckSettings, how
     if blames:
         remedy = "check its slot, cable and firmware (lspci -vv, ethtool, nvidia-smi topo -m)"
         return Finding(False, "; ".join(map(str, blames)), remedy, values)
-    slowest = min(received.bytes_per_s for received in cells.values()) / MIB
-    return Finding(True, f"{len(cells)} ways {how}, the slowest {slowest:.0f} MiB/s", "", values)
+    slowest = min(received.bytes_per_s for received in ways.values()) / MIB
+    return Finding(
+        True, f"{counted(len(ways), 'way')} {how}, the slowest {slowest:.0f} MiB/s", "", values
+    )
 
 
 def host_memories() -> list[Memory]:
@@ -83,11 +93,28 @@ def through_gpu(cupy: object, index: int) -> Callable[[bytes | bytearray], bytes
     return via
 
 
-def _measure(found: dict[str, str], memories: list[Memory]) -> dict[Cell, Received]:
-    return {
-        (nic, memory.name): best_transfer(
-            memory.num_bytes, address, address, memory.cpus, memory.via
-        )
-        for nic, address in found.items()
-        for memory in memories
-    }
+def _measure(found: dict[str, str], memories: list[Memory], thresholds: Thresholds) -> Mesh:
+    """Empty without memories."""
+    by_name = {memory.name: memory for memory in memories}
+
+    def measure(nic: str, memory: str) -> Received:
+        address, (_, cpus, via, num_bytes) = found[nic], by_name[memory]
+        return best_transfer(num_bytes, address, address, cpus, via)
+
+    mesh = (
+        {nic: {name: measure(nic, name) for name in by_name} for nic in found} if memories else {}
+    )
+    return confirmed(mesh, measure, thresholds)
+
+
+def confirmed(mesh: Mesh, measure: Callable[[str, str], Received], thresholds: Thresholds) -> Mesh:
+    """The same with the slow ways measured once more, of which the better time counts.
+
+    Other work on the machine slows single transfers, too, but seldom the same ones twice.
+    """
+    rates = {cell: one.bytes_per_s for cell, one in cells(mesh).items()}
+    for a, b in slow_cells(rates, thresholds):
+        first, again = mesh[a][b], measure(a, b)
+        best = max(first, again, key=lambda one: one.bytes_per_s)
+        mesh[a][b] = replace(best, num_damaged=first.num_damaged + again.num_damaged)
+    return mesh

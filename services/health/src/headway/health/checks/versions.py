@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import platform
-import sys
 from collections.abc import Mapping
+from dataclasses import dataclass
 from importlib.metadata import distributions
 
 from headway.health.checks.base import CheckSettings, Finding
@@ -13,32 +13,46 @@ PYTHONS = ((3, 11), (3, 13))
 SHOWN = ("numpy", "pyzmq", "msgspec", "torch", "cupy-cuda13x")
 
 
-def check(_settings: CheckSettings) -> Finding:
+@dataclass(frozen=True)
+class Installed:
+    """What this Python runs on and has."""
+
+    python: str
+    kernel: str
+    versions: dict[str, str]
+    """Of all distributions, by name."""
+
+
+def check(settings: CheckSettings) -> Finding:
     """Read the metadata of the installed distributions, without importing them."""
     found = {
         dist.metadata["Name"]: dist.version
         for dist in distributions()
         if dist.metadata and dist.metadata["Name"]
     }
+    return judge(Installed(platform.python_version(), platform.release(), found), settings)
+
+
+def judge(measured: Installed, _settings: CheckSettings) -> Finding:
+    """The finding about what is installed."""
+    found = measured.versions
     ours = {name: version for name, version in found.items() if name.startswith("headway-")}
     values: dict[str, float | str] = {
-        "python": platform.python_version(),
-        "kernel": platform.release(),
+        "python": measured.python,
+        "kernel": measured.kernel,
         **{name: found[name] for name in (*sorted(ours), *SHOWN) if name in found},
     }
-    trouble = judge(sys.version_info[:2], ours)
-    if trouble is not None:
+    if (trouble := _trouble(measured.python, ours)) is not None:
         return Finding(False, *trouble, values)
-    return Finding(
-        True, f"Python {values['python']}, {len(ours)} parts of one version", values=values
-    )
+    message = f"Python {measured.python}, {len(ours)} parts of one version"
+    return Finding(True, message, values=values)
 
 
-def judge(python: tuple[int, ...], ours: Mapping[str, str]) -> tuple[str, str] | None:
+def _trouble(python: str, ours: Mapping[str, str]) -> tuple[str, str] | None:
     """(message, remedy), or None if all versions fit."""
-    if not PYTHONS[0] <= python <= PYTHONS[1]:
+    if not PYTHONS[0] <= tuple(map(int, python.split(".")[:2])) <= PYTHONS[1]:
         supported = " to ".join(".".join(map(str, version)) for version in PYTHONS)
-        return f"Python {'.'.join(map(str, python))} is not supported", f"use Python {supported}"
+        return f"Python {python} is not supported", f"use Python {supported}"
     if len(set(ours.values())) > 1:
         listed = ", ".join(f"{name} {version}" for name, version in sorted(ours.items()))
         return (

@@ -14,7 +14,7 @@ import threading
 import time
 from collections.abc import Callable, Collection
 from contextlib import AbstractContextManager, nullcontext, suppress
-from typing import NamedTuple
+from dataclasses import dataclass, replace
 
 from headway.health.measure.memory_nodes import bound_to
 
@@ -30,7 +30,8 @@ Via = Callable[[bytes | bytearray], bytes | bytearray]
 """Passes a block through some other memory, such as a GPU's, and returns what comes back."""
 
 
-class Received(NamedTuple):
+@dataclass(frozen=True)
+class Received:
     """What arrived of one stream."""
 
     num_bytes: int
@@ -175,7 +176,7 @@ def best_transfer(
     """The fastest of three transfers, with the damaged blocks of all: other work only slows one."""
     rounds = [transfer(num_bytes, source, target, cpus, via) for _ in range(ROUNDS)]
     best = max(rounds, key=lambda one: one.bytes_per_s)
-    return best._replace(num_damaged=sum(one.num_damaged for one in rounds))
+    return replace(best, num_damaged=sum(one.num_damaged for one in rounds))
 
 
 def _bound(cpus: Collection[int]) -> AbstractContextManager[None]:
