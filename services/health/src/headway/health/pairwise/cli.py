@@ -12,6 +12,7 @@ from headway.common.output import emit
 
 if TYPE_CHECKING:
     from headway.health.pairwise.coordinator import PairwiseReport
+    from headway.health.pairwise.neighbours import NeighboursReport
 
 HEALTHY, BAD, NOT_ENOUGH = 0, 1, 3
 IDLE_LIMIT_S = 600.0
@@ -31,9 +32,11 @@ def add_commands(app: typer.Typer) -> None:
         examples=(
             "{command} --hosts hosts.txt --keys keys",
             "{command} --hosts hosts.txt --keys keys --json",
+            "{command} --hosts hosts.txt --keys keys --neighbours",
         ),
         json="one object: schema, num_nodes, num_answered, is_enough, bad (node: reasons), notes, "
-        "cpus and links of both rounds",
+        "cpus and links of both rounds; with --neighbours bad_switches and switches instead of "
+        "the last two",
     )(pairwise)
     page(
         app,
@@ -46,10 +49,17 @@ def add_commands(app: typer.Typer) -> None:
 
 def pairwise(
     hosts: Annotated[
-        Path, typer.Option(metavar="FILE", help="ADDRESS or ADDRESS:PORT of a peer on each line.")
+        Path,
+        typer.Option(
+            metavar="FILE", help="A peer on each line: ADDRESS, or ADDRESS:PORT switch=NAME."
+        ),
     ],
     keys: Keys = None,
     as_json: AsJson = False,
+    neighbours: Annotated[
+        bool,
+        typer.Option("--neighbours", help="All nodes below a switch at once, not pairs of them."),
+    ] = False,
     parallel: Annotated[
         int | None,
         typer.Option(min=1, metavar="N", help="Measurements at the same time; 256 at most."),
@@ -61,7 +71,8 @@ def pairwise(
 ) -> None:
     """Find the bad node among several, in two rounds of pairs.
 
-    Each node needs a `headway health peer`. Exit code 0: no node is bad. 1: bad nodes are named. 2:
+    Each node needs a `headway health peer`. With `--neighbours` the nodes below each switch run an
+    all-reduce, once in either direction. Exit code 0: no node is bad. 1: bad nodes are named. 2:
     wrong usage. 3: too few nodes answered to compare them.
     """
     from headway.common.config import load
@@ -70,13 +81,21 @@ def pairwise(
     from headway.health.pairwise.fleet import Fleet
     from headway.health.pairwise.hosts import read_hosts
     from headway.health.pairwise.keys import load_keys
+    from headway.health.pairwise.neighbours import find_odd_neighbours
 
     config = load(PairwiseConfig, overrides=overrides or ())
     known = read_hosts(hosts)
     fleet = Fleet(known, load_keys(keys) if keys is not None else None, config, parallel)
-    report = find_bad_nodes(known, fleet, config)
-    emit(report, as_json, _lines(report))
-    raise typer.Exit(NOT_ENOUGH if not report.is_enough else BAD if report.bad else HEALTHY)
+    report: PairwiseReport | NeighboursReport
+    if neighbours:
+        report = find_odd_neighbours(known, fleet, config)
+        is_bad = bool(report.bad or report.bad_switches)
+        lines = [f"BAD     switch {name}: {why}" for name, why in report.bad_switches.items()]
+    else:
+        report = find_bad_nodes(known, fleet, config)
+        is_bad, lines = bool(report.bad), []
+    emit(report, as_json, [*lines, *_lines(report)])
+    raise typer.Exit(NOT_ENOUGH if not report.is_enough else BAD if is_bad else HEALTHY)
 
 
 def peer(
@@ -98,7 +117,7 @@ def peer(
     raise typer.Exit(run_peer(PeerOptions(endpoint, keys, idle_s)))
 
 
-def _lines(report: PairwiseReport) -> list[str]:
+def _lines(report: PairwiseReport | NeighboursReport) -> list[str]:
     bad = [f"BAD     {node}: {reason}" for node, all_ in report.bad.items() for reason in all_]
     notes = [f"note    {note}" for note in report.notes]
     summary = f"{report.num_answered} of {report.num_nodes} nodes answered, {len(report.bad)} bad"

@@ -31,6 +31,14 @@ class PairwiseConfig:
     with a node at half of its rate or none, all are judged right if each burst has 10 % noise, and
     97 of 100 if the nodes themselves differ by 10 % (``python -m benchmarks.pairwise``)."""
 
+    ring_mib: float = 16.0
+    """Size of the array that the nodes below one switch sum, in MiB: each passes on nearly twice as
+    much, which takes 15 ms at 20 Gbit/s."""
+
+    ring_s: float = 30.0
+    """Most time that such a sum may take; a ring that takes longer is cut, and its edges are judged
+    by what came until then."""
+
     answer_s: float = 10.0
     """How long a node may take to answer beyond what its measurement takes."""
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TypeVar
@@ -16,11 +16,17 @@ from headway.common.wire.messages.peer import (
     MeasureCpu,
     MeasureLink,
     OpenLink,
+    OpenRing,
+    RingOpened,
+    RingSummed,
+    SumRing,
 )
+from headway.health.checks.base import MIB
 from headway.health.pairwise.config import PairwiseConfig
 from headway.health.pairwise.hosts import Host
 from headway.health.pairwise.keys import Keys
 from headway.health.pairwise.plan import Node, Pair
+from headway.health.pairwise.ring_plan import edges
 
 K = TypeVar("K")
 R = TypeVar("R")
@@ -55,6 +61,24 @@ class LinkResult:
         return 0.0 if self.num_damaged else min(self.sent_bytes_per_s, self.received_bytes_per_s)
 
 
+@dataclass(frozen=True)
+class Member:
+    """One member of a ring, and the edge on which it received."""
+
+    edge: Pair
+    """The node that sends on it, and this one."""
+    num_bytes: int
+    """Of the array that was summed."""
+    has_reached_next: bool = False
+    duration_s: float = 0.0
+    """Of the whole sum; 0.0 if it was not finished."""
+    bytes_per_s: float = 0.0
+    """At which parts came over the edge; 0.0 if none did."""
+    num_damaged: int = 0
+    trouble: str = ""
+    """Why the sum was not finished; empty if it was."""
+
+
 MOST_AT_ONCE = 256
 """Pairs have two connections each, and a process has 1,023 sockets of ZeroMQ."""
 
@@ -78,6 +102,22 @@ class Fleet:
     def measure_links(self, pairs: Iterable[Pair]) -> dict[Pair, LinkResult]:
         """The links of pairs that have no node in common."""
         return self._all(pairs, self._measure_link)
+
+    def open_ring(self, nodes: Iterable[Node]) -> tuple[dict[Node, RingOpened], dict[Node, str]]:
+        """Where each node listens for the one before it; and why the others do not."""
+        found = self._all(nodes, self._open_ring)
+        opened = {node: one for node, one in found.items() if isinstance(one, RingOpened)}
+        return opened, {node: one for node, one in found.items() if isinstance(one, str)}
+
+    def sum_ring(self, order: Sequence[Node], opened: Mapping[Node, RingOpened]) -> list[Member]:
+        """One sum over the nodes in this order; all of them take part at the same time."""
+        size = len(order)
+
+        def take_part(number: int, edge: Pair) -> Member:
+            return self._sum_ring(number, size, edge, opened[order[(number + 1) % size]])
+
+        with ThreadPoolExecutor(size) as pool:
+            return list(pool.map(take_part, range(size), edges(order)))
 
     def _all(self, keys: Iterable[K], measure: Callable[[K], R]) -> dict[K, R]:
         wanted = list(keys)
@@ -122,6 +162,42 @@ class Fleet:
             found.received_bytes_per_s,
             found.latency_s,
             found.num_damaged,
+        )
+
+    def _open_ring(self, node: Node) -> RingOpened | str:
+        try:
+            with self._client(node) as client:
+                return client.call(OpenRing(), RingOpened, timeout_s=self._config.answer_s)
+        except HeadwayError as error:
+            return str(error)
+
+    def _sum_ring(self, number: int, size: int, edge: Pair, after: RingOpened) -> Member:
+        config = self._config
+        num_bytes = int(config.ring_mib * MIB)
+        asked = SumRing(
+            number=number,
+            size=size,
+            address=after.address,
+            port=after.port,
+            token=after.token,
+            num_bytes=num_bytes,
+            limit_s=config.ring_s,
+        )
+        # waiting for the neighbours comes on top of the sum
+        limit_s = 2 * config.ring_s + config.answer_s
+        try:
+            with self._client(edge[1]) as client:
+                summed = client.call(asked, RingSummed, timeout_s=limit_s)
+        except HeadwayError as error:
+            return Member(edge, num_bytes, trouble=str(error))
+        return Member(
+            edge,
+            num_bytes,
+            summed.has_reached_next,
+            summed.duration_s,
+            summed.bytes_per_s,
+            summed.num_damaged,
+            summed.trouble,
         )
 
     def _client(self, node: Node) -> Client:

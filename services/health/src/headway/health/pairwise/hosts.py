@@ -10,7 +10,10 @@ from headway.common.errors import InputError
 
 DEFAULT_PORT = 7711
 MAX_HOSTS = 20_000
-_LINE = re.compile(r"(?P<host>\[[0-9a-fA-F:.]+\]|[\w.-]+)(:(?P<port>\d{1,5}))?")
+_LINE = re.compile(
+    r"(?P<name>(?P<host>\[[0-9a-fA-F:.]+\]|[\w.-]+)(:(?P<port>\d{1,5}))?)"
+    r"(\s+switch=(?P<switch>[\w./:-]+))?"
+)
 
 
 @dataclass(frozen=True)
@@ -20,10 +23,14 @@ class Host:
     name: str
     """As it is written there; what results call the node."""
     endpoint: str
+    switch: str = ""
+    """The switch that it hangs on; empty if the file does not say so."""
 
 
 def read_hosts(path: Path) -> list[Host]:
-    """The nodes of a file with one ``ADDRESS[:PORT]`` per line; ``#`` begins a comment.
+    """The nodes of a file with one ``ADDRESS[:PORT] [switch=NAME]`` per line.
+
+    ``#`` begins a comment.
 
     Raises:
         InputError: the file cannot be read, or a line is not an address or appears twice.
@@ -36,13 +43,13 @@ def read_hosts(path: Path) -> list[Host]:
         raise InputError(f"the hosts {path} are not text", remedy="write one a line") from error
     hosts: dict[str, Host] = {}
     for number, line in enumerate(text.splitlines(), start=1):
-        name = line.partition("#")[0].strip()
-        if not name:
+        written = line.partition("#")[0].strip()
+        if not written:
             continue
-        host = _host(name, f"{path}:{number}")
+        host = _host(written, f"{path}:{number}")
         if host.endpoint in hosts:
             raise InputError(
-                f"{path}:{number}: {name} is there twice", remedy="remove one of the two lines"
+                f"{path}:{number}: {host.name} is there twice", remedy="remove one of the two lines"
             )
         hosts[host.endpoint] = host
     if len(hosts) > MAX_HOSTS:
@@ -50,12 +57,13 @@ def read_hosts(path: Path) -> list[Host]:
     return list(hosts.values())
 
 
-def _host(name: str, where: str) -> Host:
-    match = _LINE.fullmatch(name)
+def _host(written: str, where: str) -> Host:
+    match = _LINE.fullmatch(written)
     port = int(match["port"] or DEFAULT_PORT) if match else 0
     if match is None or not 0 < port <= 65535:
         raise InputError(
-            f"{where}: {name[:80]!r} is not ADDRESS or ADDRESS:PORT",
-            remedy="write for example 10.0.0.7 or node7:7711, an IPv6 address as [fd00::7]:7711",
+            f"{where}: {written[:80]!r} is not ADDRESS or ADDRESS:PORT",
+            remedy="write for example 10.0.0.7 or node7:7711, an IPv6 address as [fd00::7]:7711, "
+            "and behind it switch=NAME if it is known",
         )
-    return Host(name, f"tcp://{match['host']}:{port}")
+    return Host(match["name"], f"tcp://{match['host']}:{port}", match["switch"] or "")

@@ -24,6 +24,10 @@ from headway.common.wire.messages.peer import (
     MeasureCpu,
     MeasureLink,
     OpenLink,
+    OpenRing,
+    RingOpened,
+    RingSummed,
+    SumRing,
 )
 from headway.common.wire.server import Handler, Server
 from headway.health.checks.gemm import multiply
@@ -32,9 +36,12 @@ from headway.health.pairwise.config import PairwiseConfig
 from headway.health.pairwise.hosts import DEFAULT_PORT
 from headway.health.pairwise.keys import load_keys
 from headway.health.pairwise.link import Bursts, measure_link, serve_link
+from headway.health.pairwise.ring import FIRST_SHARE, Place, all_reduce
 
 MOST_BURST_S = 60.0
 MOST_BURSTS = 100
+MOST_MEMBERS = 1024
+MOST_SUMMED_BYTES = 1 << 30
 LOOK_S = 1.0
 
 _log = structlog.get_logger(__name__)
@@ -62,7 +69,11 @@ class Peer:
             MeasureCpu: self._on_measure_cpu,
             OpenLink: self._on_open_link,
             MeasureLink: self._on_measure_link,
+            OpenRing: self._on_open_ring,
+            SumRing: self._on_sum_ring,
         }
+        self._ring: tuple[socket.socket, bytes] | None = None
+        """Where the member before will connect to, and its token."""
 
     def _on_measure_cpu(self, asked: MeasureCpu, _peer: bytes) -> CpuMeasured:
         self.asked_at_s = time.monotonic()
@@ -97,6 +108,34 @@ class Peer:
             num_damaged=found.num_damaged,
         )
 
+    def _on_open_ring(self, _asked: OpenRing, _peer: bytes) -> RingOpened:
+        self.asked_at_s = time.monotonic()
+        self.close()
+        token, listener = secrets.token_bytes(TOKEN_BYTES), listen(self._address)
+        self._ring = listener, token
+        return RingOpened(address=self._address, port=int(listener.getsockname()[1]), token=token)
+
+    def _on_sum_ring(self, asked: SumRing, _peer: bytes) -> RingSummed:
+        self.asked_at_s = time.monotonic()
+        place = _place(asked)
+        if self._ring is None:
+            raise InputError("no ring is open", remedy="ask for one first (peer.open_ring/1)")
+        (listener, token), self._ring = self._ring, None
+        edge = all_reduce(listener, token, place, self._address)
+        return RingSummed(
+            has_reached_next=edge.has_reached_next,
+            duration_s=edge.duration_s,
+            bytes_per_s=edge.bytes_per_s,
+            num_damaged=edge.num_damaged,
+            trouble=edge.trouble,
+        )
+
+    def close(self) -> None:
+        """Give up a ring that nobody has summed."""
+        if self._ring is not None:
+            self._ring[0].close()
+            self._ring = None
+
 
 def run_peer(options: PeerOptions) -> int:
     """Serve until a signal comes or nobody asks any more; returns the exit code.
@@ -126,6 +165,7 @@ def run_peer(options: PeerOptions) -> int:
         try:
             loop.run()
         finally:
+            peer.close()
             loop.close()
     return 0
 
@@ -159,6 +199,33 @@ def _bursts(asked: MeasureCpu | OpenLink | MeasureLink) -> Bursts:
         )
     config = PairwiseConfig(burst_s=asked.burst_s, num_bursts=asked.num_bursts)
     return Bursts(asked.burst_s, asked.num_bursts, config.link_s)
+
+
+def _place(asked: SumRing) -> Place:
+    """What was asked for, within bounds. Raises InputError."""
+    is_possible = (
+        2 <= asked.size <= MOST_MEMBERS
+        and 0 <= asked.number < asked.size
+        and 4 * FIRST_SHARE * asked.size <= asked.num_bytes <= MOST_SUMMED_BYTES
+        and 0 < asked.limit_s <= MOST_BURST_S
+    )
+    if not is_possible:
+        raise InputError(
+            f"{asked.num_bytes} bytes cannot be summed as member {asked.number} of {asked.size} "
+            f"in {asked.limit_s} s",
+            remedy=f"ask for at most {MOST_SUMMED_BYTES} bytes, {MOST_MEMBERS} members and "
+            f"{MOST_BURST_S:g} s",
+        )
+    part_words = asked.num_bytes // (4 * asked.size)
+    return Place(
+        number=asked.number,
+        size=asked.size,
+        next_address=asked.address,
+        next_port=asked.port,
+        next_token=asked.token,
+        num_words=part_words * asked.size,
+        limit_s=asked.limit_s,
+    )
 
 
 def _compute(burst_s: float) -> tuple[float, bool]:

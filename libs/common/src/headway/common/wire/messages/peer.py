@@ -72,3 +72,55 @@ class LinkMeasured(Message, tag="peer.link_measured/1"):
     """Of a small message there and back, the middle one."""
     num_damaged: int
     """Blocks that arrived changed, in both directions."""
+
+
+class OpenRing(Message, tag="peer.open_ring/1"):
+    """Asks a peer to listen for the member before it in a ring; the ring before is given up."""
+
+    about = request("coordinator -> peer over tcp: two per node of `pairwise --neighbours`")
+
+
+class RingOpened(Message, tag="peer.ring_opened/1"):
+    """Where the member before must connect to, and what it must show there."""
+
+    about = reply("peer -> coordinator over tcp: one per `OpenRing`")
+
+    address: str
+    port: int
+    token: bytes
+    """Valid once, for this ring."""
+
+
+class SumRing(Message, tag="peer.sum_ring/1"):
+    """Asks a peer to take part in an all-reduce of a ring, for which it has been listening."""
+
+    about = request("coordinator -> peer over tcp: one per `RingOpened`, to all members at once")
+
+    number: int
+    """Of the member in the ring, from 0."""
+    size: int
+    """Members of the ring."""
+    address: str
+    """Where the next member listens."""
+    port: int
+    token: bytes
+    num_bytes: int
+    """Of the array that is summed; each member rounds down to whole words for each other one."""
+    limit_s: float
+    """The connections are cut then."""
+
+
+class RingSummed(Message, tag="peer.ring_summed/1"):
+    """What a member of a ring has received from the one before it."""
+
+    about = reply("peer -> coordinator over tcp: one per `SumRing`")
+
+    has_reached_next: bool
+    duration_s: float
+    """Of the whole all-reduce; 0.0 if it was not finished."""
+    bytes_per_s: float
+    """At which parts arrived from the member before, the middle one; 0.0 if none did."""
+    num_damaged: int
+    """Parts that arrived changed."""
+    trouble: str
+    """Why it was not finished; empty if it was."""
