@@ -5,13 +5,20 @@
  *   link LINK ERRORS                                   of each GPU; only such links can be read
  *   xid INDEX NUMBER                                   an event, reported once per process
  *   count N                                            a count that is not the number of lines
+ *   burst INDEX PCIE NVLINK REPLAYS CLOCK BITS         a GPU's counters grow by so many MB, MB and
+ *                                                      replays a second; its clock and throttling
+ *   stall                                              readings answer, a burst's never do
  *   hang                                               the next call never returns
  */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 #include <unistd.h>
 
+typedef struct { double pcie, nvlink, replays; int clock, bits; } Burst;
+static Burst bursts[64];
+static int stalls;
 typedef struct { int code, recovery, width, throttle, links; unsigned long long ecc; char pci[32]; } Gpu;
 static Gpu gpus[64];
 static int num, claimed, xid_gpu, xid_number, num_events, link_errors[18];
@@ -19,12 +26,17 @@ static int num, claimed, xid_gpu, xid_number, num_events, link_errors[18];
 static void load(void) {
     char line[256];
     FILE *file = fopen(getenv("FAKE_NVML"), "r");
-    num = 0, claimed = -1, xid_number = 0;
+    num = 0, claimed = -1, xid_number = 0, stalls = 0;
+    memset(bursts, 0, sizeof bursts);
     memset(link_errors, -1, sizeof link_errors);
     while (file && fgets(line, sizeof line, file)) {
         Gpu g = {0};
         int index;
         if (!strncmp(line, "hang", 4)) for (;;) sleep(1);
+        if (!strncmp(line, "stall", 5)) { stalls = 1; continue; }
+        Burst b;
+        if (sscanf(line, "burst %d %lf %lf %lf %d %d", &index, &b.pcie, &b.nvlink, &b.replays,
+                   &b.clock, &b.bits) == 6) { bursts[index] = b; continue; }
         if (sscanf(line, "xid %d %d", &xid_gpu, &xid_number) == 2) continue;
         int link, errors;
         if (sscanf(line, "link %d %d", &link, &errors) == 2) { link_errors[link] = errors; continue; }
@@ -59,7 +71,7 @@ int nvmlDeviceGetTotalEccErrors(void *h, int type, int counter, unsigned long lo
 }
 int nvmlDeviceGetCurrPcieLinkWidth(void *h, unsigned *width) { *width = gpu(h)->width; return gpu(h)->code; }
 int nvmlDeviceGetCurrentClocksThrottleReasons(void *h, unsigned long long *bits) {
-    *bits = gpu(h)->throttle;
+    *bits = gpu(h)->throttle | bursts[(long)h - 1].bits;
     return gpu(h)->code;
 }
 int nvmlDeviceGetNvLinkState(void *h, unsigned link, unsigned *on) {
@@ -70,9 +82,36 @@ int nvmlDeviceGetNvLinkErrorCounter(void *h, unsigned link, int counter, unsigne
     *n = link_errors[link];
     return counter == 0 && link_errors[link] >= 0 ? gpu(h)->code : 3;
 }
-int nvmlDeviceGetFieldValues(void *h, int n, char *field) {
-    *(int *)(field + 28) = gpu(h)->code;
-    *(unsigned *)(field + 32) = n == 1 && *(unsigned *)field == 230 ? gpu(h)->recovery : 0;
+int nvmlDeviceGetClockInfo(void *h, int type, unsigned *mhz) {
+    *mhz = bursts[(long)h - 1].clock;
+    return type == 1 && *mhz ? gpu(h)->code : 3;
+}
+int nvmlDeviceGetUtilizationRates(void *h, unsigned *rates) { rates[0] = 90, rates[1] = 40; return gpu(h)->code; }
+int nvmlDeviceGetCurrPcieLinkGeneration(void *h, unsigned *generation) { *generation = 5; return gpu(h)->code; }
+
+/* A nvmlFieldValue_t: id 0, scope 4, type 24, code 28, value 32. */
+static void answer(void *h, char *field) {
+    Burst *b = &bursts[(long)h - 1];
+    struct timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    double s = now.tv_sec + now.tv_nsec / 1e9;
+    unsigned long long value = 0;
+    int type = 3, code = 0, all = *(unsigned *)(field + 4) == 0xFFFFFFFFu;
+    switch (*(unsigned *)field) {
+    case 230: value = gpu(h)->recovery, type = 1; break;
+    case 186: value = 412000, type = 1; break;
+    case 197: case 198: value = (unsigned)(unsigned long long)(s * b->pcie * 1e6), type = 1, code = b->pcie ? 0 : 3; break;
+    case 138: case 139: value = s * b->nvlink * 1e6 / 1024, code = b->nvlink && all ? 0 : 3; break;
+    case 94: case 52: value = s * b->replays; break;
+    case 90: value = 26562; break;
+    case 91: value = 18, type = 1; break;
+    }
+    *(int *)(field + 24) = type, *(int *)(field + 28) = gpu(h)->code ? gpu(h)->code : code;
+    *(unsigned long long *)(field + 32) = type == 1 ? value | 0xABCDull << 32 : value;
+}
+int nvmlDeviceGetFieldValues(void *h, int n, char *fields) {
+    if (n > 2 && stalls) for (;;) sleep(1);
+    for (int i = 0; i < n; i++) answer(h, fields + 40 * i);
     return 0;
 }
 int nvmlEventSetCreate(void **set) { *set = (void *)1; return 0; }

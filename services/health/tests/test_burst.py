@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
 from pathlib import Path
 
 import numpy as np
 import pytest
 from headway.common.wire.messages.health import Finding, WorkerSignals
+from headway.health.rule_files import shipped
+from headway.health.sources import slow_steps
 from headway.health.sources.burst import Link, burst, judge, links
+from headway.health.sources.gpu_burst import GpuBursts
+from headway.health.sources.gpu_probe import GpuProbe
 from headway.health.sources.slow_steps import MIN_STEPS, PAUSE_S, SlowStepSource, is_slow
 
 PORT = "class/infiniband/mlx5_0/ports/1"
@@ -106,6 +111,114 @@ def test_a_link_that_vanishes_or_cannot_be_read_is_free(sysfs: Path) -> None:
     assert burst(sysfs / "nothing", 0.1) == []
 
 
+# ---- GPUs ---------------------------------------------------------------------------------------
+PCI = "0000:3b:00.0"
+GPU = "0 00000000:3B:00.0 0 0 5 16 0 4"
+OTHER = "1 00000000:5E:00.0 0 0 0 16 0 4"
+PCIE_MB, NVLINK_MB = 63_008, 478_116
+"""What 16 lanes of generation 5 and 18 links of 26,562 MB/s carry in a second."""
+
+
+@pytest.fixture
+def nvml(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., str]:
+    """Makes a library whose GPUs are what the lines say; see ``nvml_fake.c``."""
+    compiler = shutil.which("cc")
+    if compiler is None:
+        pytest.skip("needs a C compiler for a fake NVML")
+    made = tmp_path / "libnvidia-ml.so.1"
+    source = Path(__file__).with_name("nvml_fake.c")
+    subprocess.run([compiler, "-shared", "-fPIC", "-o", made, source], check=True)
+    monkeypatch.setenv("FAKE_NVML", str(tmp_path / "gpus"))
+
+    def show(*lines: str) -> str:
+        (tmp_path / "gpus").write_text("\n".join(lines) + "\n")
+        return str(made)
+
+    return show
+
+
+def watched(library: str, seconds: float = 0.4, deadline_s: float = 60.0) -> GpuBursts:
+    with closing(GpuProbe(library, deadline_s)) as probe:
+        links, gpus = probe.burst(seconds, lambda: ["links"])
+        assert links == ["links"], "whatever becomes of the GPUs"
+        return gpus
+
+
+@pytest.mark.parametrize(
+    ("pcie", "nvlink", "replays", "verdicts"),
+    [
+        (0.95 * PCIE_MB, 0.1 * NVLINK_MB, 0, ["full", "free"]),
+        (0.1 * PCIE_MB, 0.95 * NVLINK_MB, 0, ["free", "full"]),
+        (0.1 * PCIE_MB, 0.1 * NVLINK_MB, 500, ["paused", "paused"]),
+        (0.1 * PCIE_MB, 0.1 * NVLINK_MB, 0, ["free", "free"]),
+        (0.1 * PCIE_MB, 0, 0, ["free"]),
+    ],
+)
+def test_the_links_of_a_gpu_are_full_paused_or_free(
+    nvml: Callable[..., str], pcie: float, nvlink: float, replays: int, verdicts: list[str]
+) -> None:
+    found = watched(nvml(GPU, f"burst 0 {pcie} {nvlink} {replays} 1980 0"))
+    assert [link.name for link in found.links] == [f"{PCI} pcie", f"{PCI} nvlink"][: len(verdicts)]
+    assert [link.verdict for link in found.links] == verdicts
+    assert found.links[0].mean_sent == pytest.approx(pcie * 1e6, rel=0.2), "its 32 bits wrap"
+    assert found.links[0].num_intervals > 3
+
+
+def test_what_a_gpu_did_is_its_power_clock_use_and_what_slowed_it(
+    nvml: Callable[..., str],
+) -> None:
+    found = watched(nvml(GPU, OTHER, "burst 0 1 0 0 1200 72", "burst 1 1 0 0 1980 0"))
+    first, second = found.gpus
+    assert (first.pci, first.mean_w, first.least_mhz, first.busy) == (PCI, 412.0, 1200, 0.9)
+    assert first.slowed == {"hardware slowdown": 1.0, "temperature": 1.0}
+    assert (second.index, second.slowed, second.most_mhz) == (1, {}, 1980)
+
+
+@pytest.mark.parametrize(
+    ("lines", "error"),
+    [
+        ((GPU, "stall"), "did not answer"),
+        (("hang",), "did not answer"),
+        (("count 99",), "99 GPUs"),
+        ((GPU.replace(" 0 0 5", " 15 0 5"),), ""),
+    ],
+    ids=["stalls", "hangs", "lies", "lost"],
+)
+def test_a_driver_that_does_not_answer_costs_its_deadline_and_no_link(
+    nvml: Callable[..., str], lines: tuple[str, ...], error: str
+) -> None:
+    found = watched(nvml(*lines), seconds=0.1, deadline_s=5.0)
+    assert error in found.error and bool(found.error) == bool(error)
+    assert found.links == found.gpus == ()
+
+
+def test_a_slow_step_finds_a_full_link_of_a_gpu_and_one_that_is_hot(
+    sysfs: Path, nvml: Callable[..., str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(slow_steps, "GPU_DEADLINE_S", 60.0)
+    library = nvml(GPU, OTHER, f"burst 0 {0.95 * PCIE_MB} 0 0 1980 4", "burst 1 1 0 0 900 64")
+    with closing(SlowStepSource(sysfs, library)) as source:
+        source.look([steps(10, 2.5)])
+        found = source.read()
+    assert [(one.rule, one.name, one.detail) for one in found] == [
+        ("gpu_link_full", PCI, "pcie"), ("gpu_throttled", "0000:5e:00.0", "")
+    ]  # fmt: skip
+    assert all(one.subject == "gpu" and one.rule in shipped().by_name for one in found)
+
+
+def test_the_command_shows_gpus_too(sysfs: Path, nvml: Callable[..., str]) -> None:
+    library = nvml(GPU, "burst 0 100 0 0 1980 0")
+    command = [sys.executable, "-m", "headway.health", "burst", "--seconds", "0.2"]
+    words = ["--sysfs-root", str(sysfs), "--nvml", library]
+    done = subprocess.run([*command, *words, "--json"], capture_output=True, text=True, check=True)
+    report = json.loads(done.stdout)
+    assert [one["name"] for one in report["links"]] == ["mlx5_0/1", "eth0", f"{PCI} pcie"]
+    assert [one["pci"] for one in report["gpus"]] == [PCI] and report["gpu_error"] == ""
+    words[-1] = str(sysfs / "no-library")
+    done = subprocess.run([*command, *words], capture_output=True, text=True, check=True)
+    assert "GPUs not read: " in done.stdout and "mlx5_0/1" in done.stdout
+
+
 def steps(step: int, step_s: float, num: int = MIN_STEPS) -> WorkerSignals:
     return WorkerSignals(
         rank=0, pid=1, start_ticks=1, state="S", generation=0, head=1, step=step, step_s=step_s,
@@ -115,7 +228,7 @@ def steps(step: int, step_s: float, num: int = MIN_STEPS) -> WorkerSignals:
 
 def test_only_a_slow_step_has_the_links_watched_and_once_a_minute(sysfs: Path) -> None:
     now_s = [1000.0]
-    source = SlowStepSource(sysfs, lambda: now_s[0])
+    source = SlowStepSource(sysfs, clock_s=lambda: now_s[0])
     source.look([steps(9, 1.5)])
     assert source.read() == []
     assert not is_slow(steps(9, 5.0, MIN_STEPS - 1)), "there is no usual time yet"

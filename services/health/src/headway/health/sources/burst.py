@@ -36,14 +36,14 @@ _IB_WORD_BYTES = 4
 
 
 class Link(NamedTuple):
-    """The counters of a NIC's port or of an interface."""
+    """A NIC's port, an interface, or a link of a GPU, whose counters have no files."""
 
     name: str
     rate: float
     """Bytes per second; 0.0 if it is not known, and the link is never called full."""
     unit_bytes: int
-    sent: Path
-    received: Path
+    sent: Path | None = None
+    received: Path | None = None
     waits: Path | None = None
     notified: Path | None = None
 

@@ -10,11 +10,13 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
-from typing import Final
+from typing import Final, TypeVar
 
 import msgspec
+from headway.health.sources.gpu_burst import GpuBursts
 from headway.health.sources.nvml import Reading
 
+T = TypeVar("T")
 MAX_REPLY_BYTES: Final = 1 << 20
 """A longer reply is not one."""
 MAX_RESTART_S: Final = 60.0
@@ -90,23 +92,57 @@ class GpuProbe:
         )
         return self._process
 
+    def burst(self, seconds: float, meanwhile: Callable[[], T]) -> tuple[T, GpuBursts]:
+        """What ``meanwhile`` returns, and what all GPUs do in these ``seconds``.
+
+        If the driver does not answer within the deadline, before or after them, ``meanwhile`` is
+        called all the same, and the result says why there are no GPUs.
+        """
+        error, sent_s = "", 0.0
+        try:
+            error = self.read().error  # the process has started then, and knows its GPUs
+            if not error and self._process is not None:
+                self._send(self._process, f"{seconds}\n".encode())
+            sent_s = time.monotonic()
+        except OSError as refused:
+            error = str(refused)
+        result = meanwhile()
+        if error or self._process is None:
+            return result, GpuBursts(error=error or "the process that reads NVML has ended")
+        try:
+            spent_s = time.monotonic() - sent_s
+            reply = self._receive(self._process, max(0.1, seconds + self._deadline_s - spent_s))
+            return result, msgspec.json.decode(reply, type=GpuBursts)
+        except (OSError, msgspec.DecodeError) as broken:
+            self._end()
+            return result, GpuBursts(error=str(broken))
+
     def _ask(self, process: subprocess.Popen[bytes]) -> Reading:
-        assert process.stdin is not None and process.stdout is not None
-        process.stdin.write(b"\n")
+        self._send(process, b"\n")
+        return msgspec.json.decode(self._receive(process, self._deadline_s), type=Reading)
+
+    @staticmethod
+    def _send(process: subprocess.Popen[bytes], line: bytes) -> None:
+        assert process.stdin is not None
+        process.stdin.write(line)
         process.stdin.flush()
-        reply, until_s = b"", time.monotonic() + self._deadline_s
+
+    def _receive(self, process: subprocess.Popen[bytes], deadline_s: float) -> bytes:
+        """Its next line. Raises TimeoutError, OSError."""
+        assert process.stdout is not None
+        reply, until_s = b"", time.monotonic() + deadline_s
         descriptor = process.stdout.fileno()
         answer = select.poll()
         answer.register(descriptor, select.POLLIN)
         while not reply.endswith(b"\n"):
             left_s = until_s - time.monotonic()
             if left_s <= 0 or not answer.poll(left_s * 1000):
-                raise TimeoutError(f"the driver did not answer for {self._deadline_s:.0f} s")
+                raise TimeoutError(f"the driver did not answer for {deadline_s:.0f} s")
             block = os.read(descriptor, 1 << 16)
             reply += block
             if not block or len(reply) > MAX_REPLY_BYTES:
                 raise OSError(f"it ended with code {process.poll()}" if not block else "too long")
-        return msgspec.json.decode(reply, type=Reading)
+        return reply
 
     def _end(self) -> None:
         """Kill the process. What cannot be ended is kept, without its pipes."""

@@ -81,7 +81,8 @@ class NodeSources:
         """Processes of the ranks at the last beat."""
         self._machine: Machine | None = None
         sysfs = options.sysfs
-        self._slow_steps = slow_steps = SlowStepSource(sysfs)
+        library = options.nvml or (LIBRARY if has_gpus(sysfs) else "")
+        self._slow_steps = slow_steps = SlowStepSource(sysfs, library)
         logs = self._start("log", "logs", self._make_logs, config.beat_interval_s / 2)
         self._threads = deque(
             [
@@ -99,8 +100,8 @@ class NodeSources:
             self._threads.append(
                 self._start("net", "fabric", lambda: FabricLinks(own, lambda: self._ranks, config))
             )
-        if options.nvml or has_gpus(sysfs):
-            self._threads.append(self._start_gpus(options.nvml or LIBRARY))
+        if library:
+            self._threads.append(self._start_gpus(library))
         self._identity = SideThread("identity", self._identify)
         logs.await_first()
 

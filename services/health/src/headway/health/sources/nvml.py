@@ -31,6 +31,8 @@ LINK_ERRORS: Final = "nvlink_"
 _LINK_COUNTERS: Final = (0, 1, 2, 3)
 """Replays, recoveries, and checksum errors of flits and of data."""
 _TEXT_BYTES: Final = 96
+_UNSIGNED_INT: Final = 1
+"""NVML_VALUE_TYPE_UNSIGNED_INT."""
 
 
 class GpuReading(msgspec.Struct, frozen=True, kw_only=True):
@@ -70,7 +72,9 @@ class _PciInfo(ctypes.Structure):
     )
 
 
-class _FieldValue(ctypes.Structure):
+class FieldValue(ctypes.Structure):
+    """``nvmlFieldValue_t``: what is asked for, and the answer."""
+
     _fields_ = (
         ("field_id", ctypes.c_uint),
         ("scope_id", ctypes.c_uint),
@@ -80,6 +84,12 @@ class _FieldValue(ctypes.Structure):
         ("result", ctypes.c_int),
         ("value", ctypes.c_ulonglong),
     )
+
+    @property
+    def number(self) -> int:
+        """The value, of which only 32 bits may be meant."""
+        is_narrow = self.value_type == _UNSIGNED_INT
+        return int(self.value) & 0xFFFFFFFF if is_narrow else int(self.value)
 
 
 class _EventData(ctypes.Structure):
@@ -108,14 +118,14 @@ class Nvml:
 
     def __post_init__(self) -> None:
         self._lib = ctypes.CDLL(self.library)
-        code = self._call("nvmlInit_v2")
+        code = self.call("nvmlInit_v2")
         if code:
             raise OSError(f"nvmlInit_v2 of {self.library} failed with code {code}")
 
     def read(self) -> Reading:
         """One reading of all GPUs."""
         count = ctypes.c_uint()
-        code = self._call("nvmlDeviceGetCount_v2", ctypes.byref(count))
+        code = self.call("nvmlDeviceGetCount_v2", ctypes.byref(count))
         if code:
             return Reading(error=f"NVML does not count the GPUs: code {code}")
         if count.value > MAX_GPUS:
@@ -125,9 +135,21 @@ class Nvml:
         driver = self._text("nvmlSystemGetDriverVersion")
         return Reading(driver=driver, gpus=gpus, xids=tuple(self._xids()))
 
+    def handles(self) -> Iterator[tuple[int, str, ctypes.c_void_p]]:
+        """Index, PCI address and handle of each GPU that the library gives out at present."""
+        count = ctypes.c_uint()
+        if self.call("nvmlDeviceGetCount_v2", ctypes.byref(count)):
+            return
+        for index in range(min(count.value, MAX_GPUS)):
+            handle = ctypes.c_void_p()
+            code = self.call("nvmlDeviceGetHandleByIndex_v2", index, ctypes.byref(handle))
+            pci = "" if code else self._pci(handle)
+            if pci:
+                yield index, pci, handle
+
     def _gpu(self, index: int) -> GpuReading | None:
         handle = ctypes.c_void_p()
-        code = self._call("nvmlDeviceGetHandleByIndex_v2", index, ctypes.byref(handle))
+        code = self.call("nvmlDeviceGetHandleByIndex_v2", index, ctypes.byref(handle))
         known = self._known.get(index)
         if code and known is not None:
             is_lost = code == GPU_IS_LOST
@@ -158,15 +180,15 @@ class Nvml:
             ("pcie_replays", "nvmlDeviceGetPcieReplayCounter", (), narrow),
         ):
             value = kind()
-            code = self._call(function, handle, *arguments, ctypes.byref(value))
+            code = self.call(function, handle, *arguments, ctypes.byref(value))
             lost = lost or code == GPU_IS_LOST
             if not code:
                 values[name] = value.value
         rows = [ctypes.c_uint() for _ in range(4)]
-        if not self._call("nvmlDeviceGetRemappedRows", handle, *map(ctypes.byref, rows)):
+        if not self.call("nvmlDeviceGetRemappedRows", handle, *map(ctypes.byref, rows)):
             values |= {"remap_pending": rows[2].value, "remap_failed": rows[3].value}
-        wanted = _FieldValue(field_id=_RECOVERY_FIELD)
-        code = self._call("nvmlDeviceGetFieldValues", handle, 1, ctypes.byref(wanted))
+        wanted = FieldValue(field_id=_RECOVERY_FIELD)
+        code = self.call("nvmlDeviceGetFieldValues", handle, 1, ctypes.byref(wanted))
         if not code and not wanted.result:
             values["recovery"] = int(wanted.value) & 0xFFFFFFFF
         return values | dict(self._link_errors(handle)), lost
@@ -174,7 +196,7 @@ class Nvml:
     def _links(self, handle: ctypes.c_void_p) -> Iterator[tuple[int, bool]]:
         for link in range(MAX_LINKS):
             state = ctypes.c_uint()
-            if not self._call("nvmlDeviceGetNvLinkState", handle, link, ctypes.byref(state)):
+            if not self.call("nvmlDeviceGetNvLinkState", handle, link, ctypes.byref(state)):
                 yield link, bool(state.value)
 
     def _link_errors(self, handle: ctypes.c_void_p) -> Iterator[tuple[str, int]]:
@@ -183,7 +205,7 @@ class Nvml:
         for link in range(MAX_LINKS):
             for counter in _LINK_COUNTERS:
                 value = ctypes.c_ulonglong()
-                if not self._call(function, handle, link, counter, ctypes.byref(value)):
+                if not self.call(function, handle, link, counter, ctypes.byref(value)):
                     yield f"{LINK_ERRORS}{link}_{counter}", value.value
 
     def _register(self) -> None:
@@ -192,12 +214,12 @@ class Nvml:
             return
         events = ctypes.c_void_p()
         self._events = events
-        if self._call("nvmlEventSetCreate", ctypes.byref(events)):
+        if self.call("nvmlEventSetCreate", ctypes.byref(events)):
             return
         for index in self._known:
             handle = ctypes.c_void_p()
-            if not self._call("nvmlDeviceGetHandleByIndex_v2", index, ctypes.byref(handle)):
-                self._call(
+            if not self.call("nvmlDeviceGetHandleByIndex_v2", index, ctypes.byref(handle)):
+                self.call(
                     "nvmlDeviceRegisterEvents", handle, ctypes.c_ulonglong(_XID_EVENT), events
                 )
 
@@ -206,7 +228,7 @@ class Nvml:
             return
         for _ in range(MAX_EVENTS):
             data = _EventData()
-            if self._call("nvmlEventSetWait_v2", self._events, ctypes.byref(data), 0):
+            if self.call("nvmlEventSetWait_v2", self._events, ctypes.byref(data), 0):
                 return  # most often a timeout: there are no more
             pci = self._pci(ctypes.c_void_p(data.device))
             if data.event_type == _XID_EVENT and pci:
@@ -214,17 +236,17 @@ class Nvml:
 
     def _pci(self, handle: ctypes.c_void_p) -> str:
         info = _PciInfo()
-        if self._call("nvmlDeviceGetPciInfo_v3", handle, ctypes.byref(info)):
+        if self.call("nvmlDeviceGetPciInfo_v3", handle, ctypes.byref(info)):
             return ""
         return bytes(info.bus_id).decode(errors="replace").lower()
 
     def _text(self, function: str, *arguments: object) -> str:
         buffer = ctypes.create_string_buffer(_TEXT_BYTES)
-        if self._call(function, *arguments, buffer, _TEXT_BYTES - 1):
+        if self.call(function, *arguments, buffer, _TEXT_BYTES - 1):
             return ""
         return buffer.value.decode(errors="replace")
 
-    def _call(self, function: str, *arguments: object) -> int:
+    def call(self, function: str, *arguments: object) -> int:
         """Return the code of a function: 0 is success, and -1 that the library does not have it."""
         try:
             return int(getattr(self._lib, function)(*arguments))
