@@ -101,3 +101,41 @@ def test_the_lines_before_a_rotation_come_first_and_none_is_shown_twice(tmp_path
     write(log, "five")
     assert shown(reader) == ["five"]
     assert shown(LogReader([tmp_path])) == ["one", "two", "three", "four", "five"][1:]
+
+
+@pytest.mark.parametrize("num_new", [1, 50])
+def test_a_log_that_rotates_between_two_opens_loses_no_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, num_new: int
+) -> None:
+    """The file without lines left to read was not there yet, and the new one is: of any length."""
+    log, older = tmp_path / "n0-worker.log", tmp_path / "n0-worker.log.1"
+    log.write_text("".join(f"before {n}\n" for n in range(10)))
+    reader = LogReader([tmp_path])
+    assert len(reader.read()) == 10
+    asked: list[Path] = []
+
+    def rotate_meanwhile(path: Path) -> Path:
+        asked.append(path)
+        if len(asked) > 1:
+            return older
+        with log.open("a") as file:
+            file.write("the last one\n")
+        log.rename(older)
+        log.write_text("".join(f"after {n}\n" for n in range(num_new)))
+        return tmp_path / "not-there-yet"
+
+    monkeypatch.setattr("headway.console.folder.logs.rotated", rotate_meanwhile)
+    shown = [line["event"] for line in reader.read()]
+    assert shown == ["the last one", *(f"after {n}" for n in range(num_new))]
+    assert reader.read() == []
+
+
+def test_a_log_that_another_file_has_replaced_is_shown_from_its_start(tmp_path: Path) -> None:
+    log = tmp_path / "n0-worker.log"
+    log.write_text("one\n")
+    reader = LogReader([tmp_path])
+    assert len(reader.read()) == 1
+    fresh = tmp_path / "fresh"
+    fresh.write_text("two\nthree\n")
+    fresh.rename(log)
+    assert [line["event"] for line in reader.read()] == ["two", "three"]

@@ -105,12 +105,11 @@ class LogReader:
     def _new(self, path: Path) -> list[dict[str, Any]]:
         found: list[dict[str, Any]] = []
         try:
-            with contextlib.suppress(FileNotFoundError), rotated(path).open("rb") as older:
-                inode = os.fstat(older.fileno()).st_ino
-                if self._places.get(path, (inode, 0))[0] == inode:  # what is left to read is there
-                    found += self._rest(path, older)
-                    self._places[path] = (0, 0)
+            found += self._older(path)
             with path.open("rb") as file:
+                inode = os.fstat(file.fileno()).st_ino
+                if self._places.get(path, (inode, 0))[0] != inode:  # it was rotated just now
+                    found += self._older(path)
                 found += self._rest(path, file)
         except OSError as error:  # the others are shown all the same
             if path not in self._unreadable:
@@ -118,11 +117,21 @@ class LogReader:
                 found.append(self._line(path, f"this file cannot be read: {error.strerror}"))
         return found
 
+    def _older(self, path: Path) -> list[dict[str, Any]]:
+        """What is left to read of a log that was moved aside, or all of it if nothing was read."""
+        with contextlib.suppress(FileNotFoundError), rotated(path).open("rb") as older:
+            inode = os.fstat(older.fileno()).st_ino
+            if self._places.get(path, (inode, 0))[0] == inode:
+                found = list(self._rest(path, older))
+                self._places[path] = (0, 0)
+                return found
+        return []
+
     def _rest(self, path: Path, file: BinaryIO) -> Iterator[dict[str, Any]]:
         """The lines of an open file behind what was read of the log at ``path``."""
         now = os.fstat(file.fileno())
-        _, offset = self._places.get(path, (0, 0))
-        file.seek(offset if offset <= now.st_size else 0)
+        inode, offset = self._places.get(path, (0, 0))
+        file.seek(offset if inode == now.st_ino and offset <= now.st_size else 0)
         while (raw := _next_line(file)) is not None:
             self._places[path] = (now.st_ino, file.tell())
             if text := raw.decode("utf-8", "replace").strip():
