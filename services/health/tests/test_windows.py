@@ -14,14 +14,13 @@ from typing import Any
 import numpy as np
 import polars as pl
 import pytest
-from headway.common.node.event_files import FACTS_KEY, event_files, read_facts
+from headway.common.node.event_files import FACTS_KEY, event_files, read_facts, read_raw
 from headway.common.node.flight import FlightReader, FlightWriter
 from headway.common.node.flight_record import ON_DEVICE
 from headway.common.node.testing import wait_until
 from headway.common.plan.schedule.actions import Kind
 from headway.health.store import child
 from headway.health.store.child import SaveThread, Saving
-from headway.health.store.windows import read_raw
 from headway.health.store.write import LOCK_FILE, _lock, save
 from headway.testkit.played.hanging_rank import hanging_rank
 from structlog.testing import capture_logs

@@ -19,11 +19,11 @@ from headway.common.errors import CorruptError
 from headway.common.node.event_files import (
     COLUMNS,
     FACTS_KEY,
-    WINDOW,
     EventFile,
     WindowFacts,
     from_columns,
     read_facts,
+    read_raw,
     to_columns,
 )
 from headway.console.analysis.clocks import Clocks
@@ -68,7 +68,9 @@ def read_window(file: EventFile, clocks: Clocks, span: Span = WHOLE) -> npt.NDAr
     """
     saved_s = file.path.stat().st_mtime
     if not file.is_parquet:
-        return clocks.shift(file.node, _chosen(_read_raw(file.path), span), saved_s)
+        with _named(file.path):
+            raw = read_raw(file.path)
+        return clocks.shift(file.node, _chosen(raw, span), saved_s)
     if not span.overlaps(clocks.on_run_clock(file.node, file.start_ns, saved_s), None):
         return None
     facts = facts_of(file)
@@ -114,19 +116,6 @@ def _chosen(records: npt.NDArray[Any], span: Span) -> npt.NDArray[Any]:
         return records
     kept = pl.DataFrame(to_columns(records)).filter(span.where)
     return from_columns({name: kept[name].to_numpy() for name in COLUMNS})
-
-
-def _read_raw(path: Path) -> npt.NDArray[Any]:
-    try:
-        records = np.load(path, allow_pickle=False)
-    except FileNotFoundError:
-        raise
-    except Exception as error:  # numpy raises various ones for a torn file
-        raise CorruptError(f"{path} is not a window of records", remedy=_REMEDY) from error
-    if records.dtype != WINDOW or records.ndim != 1:
-        raise CorruptError(f"{path} holds records of another format", remedy=_REMEDY)
-    found: npt.NDArray[Any] = records
-    return found
 
 
 @contextlib.contextmanager

@@ -148,3 +148,24 @@ def read_facts(path: Path, text: str | None) -> WindowFacts:
     if not all(0 <= number < _SMALL_ENOUGH for number in numbers):
         raise CorruptError(f"{path} names impossible times: {numbers}", remedy="remove the file")
     return facts
+
+
+def read_raw(path: Path) -> npt.NDArray[Any]:
+    """The rows of a ``.npy`` window.
+
+    Raises:
+        CorruptError: it is none, or of another format. OSError: it cannot be read.
+    """
+    try:
+        rows = np.load(path, allow_pickle=False)
+    except OSError:
+        raise
+    except Exception as error:
+        # numpy raises various errors for a file that is truncated or full of zeros
+        raise CorruptError(
+            f"{path} is not a window of records", remedy="remove the file"
+        ) from error
+    if rows.dtype != WINDOW or rows.ndim != 1:
+        raise CorruptError(f"{path} holds records of another format", remedy="remove the file")
+    found: npt.NDArray[Any] = rows
+    return found

@@ -27,6 +27,7 @@ from headway.common.node.event_files import (
     event_file,
     event_files,
     read_facts,
+    read_raw,
     to_columns,
 )
 from headway.common.node.files import replace_file
@@ -147,24 +148,3 @@ def _parquet_facts(path: Path) -> dict[int, RankFacts]:
             f"{path} is not a window of records: {error}", remedy="remove the file"
         ) from error
     return read_facts(path, metadata.get(FACTS_KEY)).ranks
-
-
-def read_raw(path: Path) -> npt.NDArray[Any]:
-    """The rows of a ``.npy`` window.
-
-    Raises:
-        CorruptError: it is none. OSError: it cannot be read.
-    """
-    try:
-        rows = np.load(path, allow_pickle=False)
-    except OSError:
-        raise
-    except Exception as error:
-        # numpy raises various errors for a file that is truncated or full of zeros
-        raise CorruptError(
-            f"{path} is not a window of records", remedy="remove the file"
-        ) from error
-    if rows.dtype != WINDOW or rows.ndim != 1:
-        raise CorruptError(f"{path} holds records of another format", remedy="remove the file")
-    found: npt.NDArray[Any] = rows
-    return found
