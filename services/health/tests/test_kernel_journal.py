@@ -21,7 +21,11 @@ from headway.health.client import begin_life
 from headway.health.rule_files import shipped
 from headway.health.sources import kernel_log
 from headway.health.sources.changes import boot_number
-from headway.health.sources.kernel_journal import CURSOR_FILE, JournalSource
+from headway.health.sources.kernel_journal import (
+    CURSOR_FILE,
+    MAX_FIRST_RECORD_S,
+    JournalSource,
+)
 
 XID = "NVRM: Xid (PCI:0000:19:00): 31, pid=5120, name=python3, channel 0x00000012"
 JOURNALCTL = """#!{python}
@@ -233,7 +237,7 @@ def test_a_journal_that_cannot_be_read_is_one_finding_with_every_reason(
         assert source.read() == [], "it was reported"
         if how != "absent":
             wait_until(lambda num=num: len(journal.calls) == num)
-        clock.now_s += 5.1
+        clock.now_s += MAX_FIRST_RECORD_S + 1.0
     assert source.read() == []
     if how == "absent":
         return
@@ -312,3 +316,35 @@ def test_the_real_program_takes_the_options(opened: Open, tmp_path: Path, cursor
         found += source.read()
         time.sleep(0.005)
     assert not [one.line for one in found if "option" in one.line or "specify" in one.line]
+
+
+def test_a_journal_that_needs_longer_for_its_first_record_gets_twice_the_time(
+    journal: Journal, opened: Open, clock: Clock
+) -> None:
+    """It is ended after 5 s, and then after 10 and 20 s, in which it would have shown one."""
+    source = opened()
+    given: list[float] = []
+    for num_starts in range(1, 4):
+        assert source.read() == []
+        wait_until(lambda num=num_starts: len(journal.calls) == num, what="another start")
+        began_s = clock.now_s
+        while source._process is not None:
+            clock.now_s += 1.0
+            source.read()
+        given.append(clock.now_s - began_s)
+        clock.now_s += 61.0
+    assert given == [6.0, 11.0, 21.0]
+    journal.add(XID)
+    read_open(source)
+
+
+@pytest.mark.usefixtures("journal")
+def test_the_time_for_a_first_record_has_an_end(opened: Open, clock: Clock) -> None:
+    source = opened()
+    for _ in range(12):
+        source.read()
+        clock.now_s += MAX_FIRST_RECORD_S + 1.0
+        source.read()
+        assert source._process is None, "it was ended"
+        clock.now_s += 61.0
+    assert source._patience_s == MAX_FIRST_RECORD_S

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import time
 from pathlib import Path
+from typing import IO, Any
 
 import pytest
 from headway.common.wire.messages.health import Finding
@@ -48,6 +49,27 @@ def test_what_was_there_at_the_start_is_no_news(tmp_path: Path) -> None:
         "0000:1b:00.0",
     ]
     assert source.read() == []
+
+
+def test_a_file_that_is_replaced_while_it_is_opened_is_read_from_its_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What takes its place is longer: read from the old place on, its first lines are missed."""
+    log, opening = tmp_path / "dmesg", Path.open
+    append(log, OLD)
+    source = KernelFile(log, shipped(), wall_s=lambda: time.time() - 60)
+    now = time.strftime("%a %b %d %H:%M:%S %Y")
+
+    def replace_and_open(path: Path, *words: str) -> IO[Any]:
+        if path == log and words == ("rb",):
+            fresh = tmp_path / "fresh"
+            append(fresh, f"[{now}] {XID}\n" * 3 + OLD)
+            fresh.rename(log)
+        return opening(path, *words)
+
+    monkeypatch.setattr(Path, "open", replace_and_open)
+    assert len(source.read()) == 1
+    assert source.is_open
 
 
 def test_a_file_that_is_replaced_has_only_the_lines_since_the_start(tmp_path: Path) -> None:

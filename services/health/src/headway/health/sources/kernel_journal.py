@@ -23,16 +23,21 @@ from typing import Any, Final
 import msgspec
 import structlog
 from headway.common.backoff import Backoff
-from headway.common.node.files import replace_json
 from headway.common.wire.messages.health import Finding
 from headway.health.rulebook import RuleBook
 from headway.health.sources.changes import boot_number, changed
+from headway.health.sources.cursor_file import CursorFile
 from headway.health.sources.lines import OF_KERNEL, LineMatcher
 
 CURSOR_FILE: Final = "agent-journal.json"
 """In the node's shared memory: the journal's cursor of the newest record that was read."""
 FIRST_RECORD_S: Final = 5.0
-"""A process that shows no record for so long after its start is ended, and another one started."""
+MAX_FIRST_RECORD_S: Final = 320.0
+"""A process that shows no record for so long after its start is ended, and another one started.
+
+The next one gets twice as long, up to the second time: on a slow disk the search of a journal of
+many files takes minutes, and would never come to its end.
+"""
 RESTART_S: Final = 1.0
 MAX_RESTART_S: Final = 60.0
 """Pause before the first restart, and the longest; it doubles with each failure in a row."""
@@ -64,10 +69,13 @@ class JournalSource:
         refused: str = "",
         clock_s: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._cursors, self._refused, self._clock_s = cursors, refused, clock_s
+        self._refused, self._clock_s = refused, clock_s
         self._matcher = LineMatcher(rules, Path(NAME), OF_KERNEL)
         self._boot, self._offset = boot_number(), 0
-        self._cursor = self._load()
+        self._saved = CursorFile(cursors, self._boot)
+        cursor = self._saved.load(str)
+        self._cursor = cursor if cursor and _CURSOR.fullmatch(cursor) else ""
+        self._patience_s = FIRST_RECORD_S
         self._process: subprocess.Popen[bytes] | None = None
         self._restart = Backoff(RESTART_S, MAX_RESTART_S)
         self._started_s = 0.0
@@ -88,10 +96,11 @@ class JournalSource:
         before = self._cursor
         found = list(self._find(self._lines()))
         if self._cursor != before:
-            self._save()
+            self._saved.save(self._cursor)
         if has_ended and self._is_drained:
             found += self._failed(f"journalctl ended with code {self._process.returncode}", now_s)
-        elif not self._has_first and now_s - self._started_s > FIRST_RECORD_S:
+        elif not self._has_first and now_s - self._started_s > self._patience_s:
+            self._patience_s = min(2 * self._patience_s, MAX_FIRST_RECORD_S)
             found += self._failed("journalctl shows no record of the kernel", now_s)
         return found
 
@@ -183,24 +192,6 @@ class JournalSource:
             found = self._matcher.find(text, self._boot, self._offset, age_s=age_s)
             if found is not None:
                 yield found
-
-    # ---- the position -------------------------------------------------------------------------
-    def _load(self) -> str:
-        try:
-            boot, cursor = msgspec.json.decode(
-                (self._cursors or Path()).read_bytes(), type=tuple[int, str]
-            )
-        except (OSError, ValueError):  # of msgspec, or of the decoder of UTF-8
-            return ""  # first start, or a damaged file
-        return cursor if boot == self._boot and _CURSOR.fullmatch(cursor) else ""
-
-    def _save(self) -> None:
-        if self._cursors is None:
-            return
-        try:
-            replace_json(self._cursors, [self._boot, self._cursor])
-        except OSError:
-            self._cursors = None  # on a full disk only the saved position is lost
 
 
 def _available(pipe: Any) -> bytes:

@@ -10,7 +10,6 @@ next dump of the same log, lines whose stamp is older than the agent or than wha
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import shutil
@@ -22,10 +21,10 @@ from pathlib import Path
 from typing import Final
 
 import structlog
-from headway.common.node.files import replace_json
 from headway.common.wire.messages.health import Finding
 from headway.health.rulebook import RuleBook
 from headway.health.sources.changes import boot_number, changed
+from headway.health.sources.cursor_file import CursorFile
 from headway.health.sources.kernel_journal import CURSOR_FILE as JOURNAL_FILE
 from headway.health.sources.kernel_journal import JournalSource
 from headway.health.sources.lines import OF_KERNEL, LineMatcher
@@ -77,8 +76,8 @@ class KmsgSource:
     """Reads the records of ``/dev/kmsg``, never waiting for one."""
 
     def __init__(self, path: Path, rules: RuleBook, cursors: Path | None = None) -> None:
-        self._path, self._cursors = path, cursors
-        self._boot = boot_number()
+        self._path, self._boot = path, boot_number()
+        self._saved = CursorFile(cursors, self._boot)
         self._matcher = LineMatcher(rules, path, OF_KERNEL)
         self._fd: int | None = None
         self._newest = -1
@@ -98,7 +97,7 @@ class KmsgSource:
             finding = self._matcher.find(line, self._boot, sequence, age_s=age_s)
             found += [finding] if finding is not None else []
         if self._newest != before:
-            self._save()
+            self._saved.save(self._newest)
         return found
 
     @property
@@ -115,8 +114,10 @@ class KmsgSource:
         """Open it behind what is old: that of the agent before, or else all that is there."""
         try:
             self._fd = os.open(self._path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-            self._newest = self._load()
-            if self._newest < 0:
+            saved = self._saved.load(int)
+            if saved is not None and saved >= 0:
+                self._newest = saved
+            else:
                 os.lseek(self._fd, 0, os.SEEK_END)
         except OSError as error:
             self.refused = f"{self._path} cannot be read: {error.strerror}"
@@ -146,21 +147,6 @@ class KmsgSource:
             for line in text.replace("\\x0a", "\n").splitlines():
                 yield self._newest, age_s, line
 
-    def _load(self) -> int:
-        try:
-            boot, sequence = json.loads((self._cursors or Path()).read_bytes())
-            return int(sequence) if boot == self._boot else -1
-        except (OSError, ValueError, TypeError):
-            return -1  # first start, or a damaged file
-
-    def _save(self) -> None:
-        if self._cursors is None:
-            return
-        try:
-            replace_json(self._cursors, [self._boot, self._newest])
-        except OSError:
-            self._cursors = None  # on a full disk only the saved position is lost
-
 
 class KernelFile:
     """Follows a file of kernel lines, from its end."""
@@ -180,15 +166,15 @@ class KernelFile:
     def read(self) -> list[Finding]:
         """The findings of the lines that were appended since the last call."""
         try:
-            info = self._path.stat()
-            if info.st_ino != self._inode or info.st_size < self._offset:
-                self._inode, self._offset, self._is_replaced = info.st_ino, 0, True
-                self._is_old = False
-            behind = info.st_size - self._offset
-            if behind > MAX_BEHIND_BYTES:
-                self._offset += behind - MAX_BEHIND_BYTES // 2
-                _log.warning("kernel lines were not searched", file=str(self._path))
             with self._path.open("rb") as file:
+                info = os.fstat(file.fileno())  # of this file, whatever takes its place now
+                if info.st_ino != self._inode or info.st_size < self._offset:
+                    self._inode, self._offset, self._is_replaced = info.st_ino, 0, True
+                    self._is_old = False
+                behind = info.st_size - self._offset
+                if behind > MAX_BEHIND_BYTES:
+                    self._offset += behind - MAX_BEHIND_BYTES // 2
+                    _log.warning("kernel lines were not searched", file=str(self._path))
                 file.seek(self._offset)
                 block = file.read(MAX_BLOCK_BYTES)
         except OSError:
