@@ -28,7 +28,7 @@ STEP_BYTES = 10_000_000
 START = TcpInfo(
     cookie=7, inode=8, own=ip_address(OWN), peer=ip_address(PEER), num_repeats=0, num_unacked=0,
     rtt_s=1e-4, rtt_spread_s=5e-5, num_resent=0, num_needless=0, num_data_segments=0,
-    num_received=0, acked_bytes=1, busy_s=0.0, held_s=0.0,
+    num_received=0, acked_bytes=1, busy_s=0.0, held_s=0.0, sent_bytes=1,
 )  # fmt: skip
 
 
@@ -46,6 +46,7 @@ class Recorded:
         """
         grown = {"acked_bytes": STEP_BYTES, "num_data_segments": 7000, "num_received": 7000,
                  "busy_s": 0.3, "held_s": 0.0, "num_resent": 0, "num_needless": 0}  # fmt: skip
+        grown["sent_bytes"] = int(changes.get("acked_bytes", STEP_BYTES))
         states = {"rtt_s": 1e-4, "rtt_spread_s": 5e-5, "num_unacked": 0, "num_repeats": 0}
         counts = {
             name: getattr(self.info, name) + changes.get(name, usual)
@@ -62,7 +63,14 @@ class Recorded:
 
 IDLE = {"acked_bytes": 0, "num_data_segments": 0, "num_received": 0, "busy_s": 0.0}
 LATE = {"rtt_s": 0.2, "rtt_spread_s": 0.005, "acked_bytes": 1600, "busy_s": 1.0}
-SLOW = {"rtt_s": 0.25, "rtt_spread_s": 0.2, "acked_bytes": 500_000, "busy_s": 0.9}
+SLOW = {"rtt_s": 0.25, "rtt_spread_s": 0.2, "acked_bytes": 500_000, "busy_s": 0.9,
+        "num_data_segments": 350}  # fmt: skip
+DELAYED = {"rtt_s": 0.02, "rtt_spread_s": 0.0065, "acked_bytes": 2_000_000, "busy_s": 0.9,
+           "num_data_segments": 1400}  # fmt: skip
+SMALL = {"acked_bytes": 600_000, "num_data_segments": 6000, "busy_s": 0.6}
+"""Messages of 100 bytes, each acknowledged before the next one is sent."""
+MIXED = {"acked_bytes": STEP_BYTES + 600_000, "num_data_segments": 13_000, "busy_s": 0.9}
+"""The same in the second of a step."""
 LOSSY = {"num_resent": 300, "num_data_segments": 7000}
 STOPPED = {**IDLE, "num_unacked": 3, "num_repeats": 2, "busy_s": 1.0}
 
@@ -79,6 +87,15 @@ STOPPED = {**IDLE, "num_unacked": 3, "num_repeats": 2, "busy_s": 1.0}
         ([{**LATE, **SLOW, "rtt_spread_s": 0.005}] * 2, ["", "fabric_delay"]),
         # the queue before a slow link is full, so round trips are long and steady
         ([*[SLOW] * 3, {**SLOW, "rtt_spread_s": 0.01}], ["", "", *["fabric_slow"] * 2]),
+        # a delay of 20 ms, of which the round trips differ by a third
+        ([DELAYED] * 3, ["", *["fabric_delay"] * 2]),
+        # of what was sent in the first second, little has come through
+        (
+            [{**SLOW, "sent_bytes": 6_000_000, "num_data_segments": 4200}, SLOW, SLOW],
+            ["", "", "fabric_slow"],
+        ),
+        # small messages teach nothing about the rate
+        ([*[SMALL] * 40, SLOW, SLOW, SLOW], [*[""] * 42, "fabric_slow"]),
         ([SLOW, IDLE, SLOW, IDLE, SLOW], ["", "", "", "", "fabric_slow"]),
     ],
 )
@@ -98,6 +115,24 @@ def test_what_the_network_does_has_a_name(
         pytest.param([{"num_resent": 60}, *[{}] * 9], id="one full queue"),
         pytest.param([IDLE] * 60, id="a long wait"),
         pytest.param([{"acked_bytes": 100_000, "busy_s": 0.1}] * 9, id="an evaluation"),
+        pytest.param([SMALL] * 9, id="many small messages"),
+        pytest.param([MIXED] * 9, id="many small messages and bulk"),
+        pytest.param(
+            [{**SMALL, "rtt_s": 0.006, "rtt_spread_s": 0.012}] * 9, id="the same on busy cores"
+        ),
+        pytest.param(
+            [
+                {
+                    "acked_bytes": 65_536,
+                    "num_data_segments": 46,
+                    "busy_s": 0.9,
+                    "rtt_s": 0.04,
+                    "rtt_spread_s": 0.02,
+                }
+            ]
+            * 9,
+            id="messages of one segment, acknowledged late",
+        ),
         pytest.param([{**SLOW, "rtt_s": 1e-4, "held_s": 0.85}] * 9, id="a peer that does not read"),
         pytest.param(
             [{**IDLE, "acked_bytes": 100, "rtt_s": 0.04, "rtt_spread_s": 0.001}] * 9,
@@ -162,6 +197,7 @@ def test_the_kernel_says_what_a_connection_has_sent(
     assert (str(after.own), str(after.peer)) == (OWN, PEER)
     assert after.num_unacked == after.num_repeats == 0
     assert 0 < after.rtt_s < 1
+    assert after.sent_bytes - before.sent_bytes >= 50_000
     assert before.num_data_segments < after.num_data_segments <= 50_000
     assert before.busy_s <= after.busy_s < 60
 

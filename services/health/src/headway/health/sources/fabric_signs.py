@@ -5,6 +5,13 @@ differs by a factor of thousands between networks. All limits were chosen on glo
 namespaces of two cores that eight other processes wanted. There, a round trip of 0.1 ms was read
 as 5.9 ms with a mean deviation of 11.8 ms, and all that was sent again was needless by the peer's
 own words (RFC 2883).
+
+A low rate alone says little, since many small messages have one too: each waits a round trip for
+its acknowledgement. But a rate is what is on its way, divided by the round trip. So a network that
+carries less, and loses nothing, shows in longer round trips with much on its way, and a program
+that sends little in a nearly empty connection. The kernel's own delivery rate does not tell them
+apart: while a program sends too little to fill the window, it stays at the highest of an earlier
+time (tcp_rate_gen in net/ipv4), whether the network is slower since or not.
 """
 
 from __future__ import annotations
@@ -55,6 +62,13 @@ SLOW_FACTOR: Final = 5.0
 """Busy cores made the rate vary by 3."""
 SLOW_BUSY: Final = 0.5
 """Share of the time in which something had to wait for the network."""
+FULL_SEGMENTS: Final = 0.5
+"""Mean size of the segments of bulk, as a share of the largest mean; small messages have less."""
+LEAST_ON_WAY: Final = 10 * 1460
+"""Bytes on their way at the same time: what a connection sends at once when it begins (RFC 6928).
+With less, and nothing lost, it is not the network that limits the rate."""
+SLOW_ROUND_TRIPS: Final = 2.0
+"""So many times longer than usual a round trip is on a slow way, at least."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,6 +104,10 @@ class Link:
     read_s: float
     _steady_s: deque[float] = field(default_factory=lambda: deque(maxlen=KEEP_USUAL))
     """Round trips less their deviation."""
+    _rtts_s: deque[float] = field(default_factory=lambda: deque(maxlen=KEEP_USUAL))
+    """Smoothed round trips, of bulk."""
+    _largest_bytes: float = 0.0
+    """Largest mean size of the segments of a reading in which much was sent."""
     _rates: deque[float] = field(default_factory=lambda: deque(maxlen=KEEP_USUAL))
     """Bytes that were acknowledged per second in which any were waiting."""
     _lost: deque[tuple[int, int]] = field(default_factory=lambda: deque(maxlen=LOSS_WINDOW))
@@ -104,8 +122,9 @@ class Link:
         steady_s = max(0.0, info.rtt_s - 2 * info.rtt_spread_s)
         busy_s = (info.busy_s - before.busy_s) - (info.held_s - before.held_s)
         rate = acked_bytes / max(busy_s, 1e-3)
-        is_late = self._is_late(info, steady_s, acked_bytes)
-        is_slow = self._is_slow(rate, acked_bytes, busy_s / elapsed_s)
+        is_bulk = self._is_bulk(info, before, acked_bytes)
+        is_slow = self._is_slow(rate, busy_s / elapsed_s) if is_bulk else None
+        is_late = self._is_late(info, steady_s, acked_bytes, lowers_rate=bool(is_slow))
         if is_late and is_slow:  # a queue before a slow link delays; what is late is slow at first
             is_queue = self._runs["fabric_slow"].count >= NEEDED["fabric_slow"]
             is_late, is_slow = (None, True) if is_queue else (True, False)
@@ -117,7 +136,11 @@ class Link:
         }
         shown = [rule for rule in RULES if self._runs[rule].note(seen[rule], now_s) >= NEEDED[rule]]
         if not any(seen.values()):
-            self._learn(steady_s, rate, acked_bytes)
+            if acked_bytes:
+                self._steady_s.append(steady_s)
+            if is_bulk:
+                self._rates.append(rate)
+                self._rtts_s.append(info.rtt_s)
         return self._sign(shown[0], rate, elapsed_s) if shown else None
 
     def _is_lossy(self, info: TcpInfo, before: TcpInfo) -> bool | None:
@@ -133,24 +156,40 @@ class Link:
     def _losses(self) -> tuple[int, int]:
         return sum(lost for lost, _ in self._lost), sum(sent for _, sent in self._lost)
 
-    def _is_late(self, info: TcpInfo, steady_s: float, acked_bytes: int) -> bool | None:
+    def _is_late(
+        self, info: TcpInfo, steady_s: float, acked_bytes: int, *, lowers_rate: bool
+    ) -> bool | None:
+        """Whether round trips are longer, and steadily so.
+
+        With ``lowers_rate`` much less gets through as well. Busy processors alone do not explain
+        that, so the round trip counts as it is, and not less its deviation.
+        """
         if not acked_bytes or len(self._steady_s) < MIN_USUAL:
             return None
         usual_s = max(self._steady_s)
         floor_s = DELAY_FLOOR_S if acked_bytes >= BULK_BYTES else LONE_FLOOR_S
         is_steady = info.rtt_spread_s <= STEADY * info.rtt_s
-        return is_steady and steady_s > max(DELAY_FACTOR * usual_s, usual_s + floor_s)
+        shown_s = info.rtt_s if lowers_rate else steady_s
+        return is_steady and shown_s > max(DELAY_FACTOR * usual_s, usual_s + floor_s)
 
-    def _is_slow(self, rate: float, acked_bytes: int, busy: float) -> bool | None:
-        if acked_bytes < BULK_BYTES or len(self._rates) < MIN_USUAL:
+    def _is_bulk(self, info: TcpInfo, before: TcpInfo, acked_bytes: int) -> bool:
+        """Whether much was sent, and not in many small messages."""
+        num_sent = info.num_data_segments - before.num_data_segments
+        if acked_bytes < BULK_BYTES or not num_sent:
+            return False
+        # not by what was acknowledged: at first, most of what a slow network was given waits in it
+        mean_bytes = (info.sent_bytes - before.sent_bytes) / num_sent
+        self._largest_bytes = max(self._largest_bytes, mean_bytes)
+        return mean_bytes >= FULL_SEGMENTS * self._largest_bytes
+
+    def _is_slow(self, rate: float, busy: float) -> bool | None:
+        if len(self._rates) < MIN_USUAL:
             return None
-        return busy >= SLOW_BUSY and rate * SLOW_FACTOR < statistics.median(self._rates)
-
-    def _learn(self, steady_s: float, rate: float, acked_bytes: int) -> None:
-        if acked_bytes:
-            self._steady_s.append(steady_s)
-        if acked_bytes >= BULK_BYTES:
-            self._rates.append(rate)
+        rtt_s = self.newest.rtt_s
+        is_filled = rate * rtt_s >= LEAST_ON_WAY
+        is_longer = rtt_s >= SLOW_ROUND_TRIPS * statistics.median(self._rtts_s)
+        is_less = rate * SLOW_FACTOR < statistics.median(self._rates)
+        return busy >= SLOW_BUSY and is_less and is_filled and is_longer
 
     def _sign(self, rule: Rule, rate: float, elapsed_s: float) -> Sign:
         info = self.newest

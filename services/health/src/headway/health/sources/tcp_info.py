@@ -30,9 +30,9 @@ _HEADER: Final = struct.Struct("=IHHII")
 _ASKED: Final = struct.Struct("=BBBxI48x")
 _ROW: Final = struct.Struct("=BBBBHH16s16sIQIIIII")
 _ATTRIBUTE: Final = struct.Struct("=HH")
-_COUNTS: Final = struct.Struct("=2xB21xI40xII24xI16xQ12xI12xI8xQQ32xI")
+_COUNTS: Final = struct.Struct("=2xB21xI40xII24xI16xQ12xI12xI8xQQ16xQ8xI")
 """Of ``tcp_info``: retransmits, unacked, rtt, rttvar, total_retrans, bytes_acked, segs_in,
-data_segs_out, busy_time, rwnd_limited, dsack_dups; times in microseconds."""
+data_segs_out, busy_time, rwnd_limited, bytes_sent, dsack_dups; times in microseconds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +66,8 @@ class TcpInfo:
     """Time in which something was to be sent or to be acknowledged."""
     held_s: float
     """Part of that time in which the peer had no room, since it did not read."""
+    sent_bytes: int
+    """Repetitions included."""
 
 
 def connections() -> list[TcpInfo]:
@@ -117,12 +119,12 @@ def parse(body: memoryview) -> TcpInfo | None:
         return None
     (
         num_repeats, num_unacked, rtt_us, spread_us, num_resent, acked_bytes,
-        num_received, num_data, busy_us, held_us, num_needless,
+        num_received, num_data, busy_us, held_us, sent_bytes, num_needless,
     ) = _COUNTS.unpack_from(info)  # fmt: skip
     return TcpInfo(
         cookie, inode, _address(own, family), _address(peer, family), num_repeats, num_unacked,
         rtt_us / 1e6, spread_us / 1e6, num_resent, num_needless, num_data, num_received,
-        acked_bytes, busy_us / 1e6, held_us / 1e6,
+        acked_bytes, busy_us / 1e6, held_us / 1e6, sent_bytes,
     )  # fmt: skip
 
 
