@@ -2,26 +2,31 @@
 
 A packet filter at the interface finds the packets from and to the node's address in that network;
 where the run's services share the address, their packets are among them. A share of these vanishes
-or, of those that the node sends, they wait in a queue. It takes root and ``tc`` of iproute2. What a
-holder that was killed has left is removed by the next fault.
+or, of those that the node sends, they wait in a queue. It takes root and ``tc`` of iproute2. An
+interface carries one fault at a time. What a holder that was killed has left is removed by the next
+fault.
 """
 
 from __future__ import annotations
 
 import contextlib
 import ipaddress
+import socket
+import struct
 import subprocess
 from collections.abc import Iterator, Sequence
 from typing import Final
 
 import psutil
-from headway.common.errors import InputError
+from headway.common.errors import HeadwayError, InputError
 
 NETWORK: Final = ("bandwidth", "loss", "delay", "partition")
 """Faults of the ranks' network."""
 LIMIT_MBIT, SHARE, DELAY_MS = 5.0, 0.05, 100.0
 TOOL_LIMIT_S = 5.0
 """Time limit of one call of ``tc``, which takes a few milliseconds."""
+TRIES = 3
+"""Calls of ``tc`` to remove one thing, as long as none of them ends within its limit."""
 _HANDLE, _PRIORITY = "4877:", 4877
 """By which our queue and our filters are known."""
 _ETHER_TYPE, _SOURCE, _TARGET, _IPV4 = 12, 26, 30, 0x0800
@@ -36,9 +41,12 @@ def check_network(fault: str, address: str) -> None:
     """Refuse what cannot be done here, beforehand; the fault is tried where it touches nothing.
 
     Raises:
-        InputError: the ranks have no network, or this machine cannot do that to it.
+        InputError: the ranks have no network, it is disturbed already, or this machine cannot do
+            that to it.
     """
     device = _device(address)
+    with _only_fault(device):
+        pass
     with contextlib.suppress(OSError):
         known = _tc(["qdisc show dev " + device]).split()
         if _is_queue(fault) and known[2:3] not in ([], ["0:"], [_HANDLE]):
@@ -61,20 +69,52 @@ def disturbed(fault: str, address: str) -> Iterator[None]:
 
     Raises:
         InputError, OSError: it cannot be done.
+        HeadwayError: what disturbs it cannot be removed; with the commands that do.
     """
     device, hook = _device(address), ""
-    _clear(device)
-    try:
-        if not _is_queue(fault):
-            with contextlib.suppress(OSError):  # others have filters there, too
-                _tc([f"qdisc add dev {device} clsact"])
-                hook = device
-        _tc(_commands(fault, device, address)[0 if _is_queue(fault) else 1 :])
+    with _only_fault(device):
+        _clear(_own(device))
+        try:
+            if not _is_queue(fault):
+                with contextlib.suppress(OSError):  # others have filters there, too
+                    _tc([f"qdisc add dev {device} clsact"])
+                    hook = device
+            _tc(_commands(fault, device, address)[0 if _is_queue(fault) else 1 :])
+            yield
+        finally:
+            _clear([*_own(device), *([f"qdisc del dev {device} clsact"] if hook else [])])
+
+
+@contextlib.contextmanager
+def _only_fault(device: str) -> Iterator[None]:
+    """Be the only process that disturbs the interface, as far as its network namespace reaches.
+
+    An abstract socket is the mark: its names belong to the namespace, and it ends with its process.
+
+    Raises:
+        InputError: another process does; with its pid.
+    """
+    name = f"\0headway-network-fault-{device}"
+    with socket.socket(socket.AF_UNIX) as mark:
+        try:
+            mark.bind(name)
+        except OSError as error:
+            raise InputError(
+                f"the network of {device} is disturbed by another fault already",
+                remedy=f"wait for its end, or end its holder{_holder(name)} with SIGTERM",
+            ) from error
+        mark.listen()
         yield
-    finally:
-        _clear(device)
-        if hook:
-            _tc([f"qdisc del dev {hook} clsact"])
+
+
+def _holder(name: str) -> str:
+    """Which process has the mark, for a sentence; empty if it has just ended."""
+    with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX) as other:
+        other.settimeout(TOOL_LIMIT_S)
+        other.connect(name)
+        peer = other.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
+        return f", process {struct.unpack('3i', peer)[0]},"
+    return ""
 
 
 def _commands(fault: str, device: str, address: str) -> list[str]:
@@ -130,14 +170,41 @@ def _program(field: int, address: str, share: float, result: int) -> str:
     return ",".join([str(len(code)), *(" ".join(map(str, one)) for one in code)])
 
 
-def _clear(device: str) -> None:
-    for command in (
+def _own(device: str) -> list[str]:
+    """The commands of ``tc`` that remove our filters and our queue."""
+    return [
         f"filter del dev {device} egress prio {_PRIORITY}",
         f"filter del dev {device} ingress prio {_PRIORITY}",
         f"qdisc del dev {device} root handle {_HANDLE}",
-    ):
-        with contextlib.suppress(OSError):  # there is none
+    ]
+
+
+def _clear(commands: Sequence[str]) -> None:
+    """Remove what ``commands`` name, each although another one fails.
+
+    Raises:
+        HeadwayError: ``tc`` does not answer, so that some of it may still be there.
+    """
+    left = [command for command in commands if not _is_removed(command)]
+    if left:
+        by_hand = "; ".join(f"tc {command}" for command in left)
+        raise HeadwayError(
+            f"the network may still be disturbed: tc did not answer within {TOOL_LIMIT_S:g} s, "
+            f"{TRIES} times",
+            remedy=f"as root, run {by_hand}",
+        )
+
+
+def _is_removed(command: str) -> bool:
+    for _ in range(TRIES):
+        try:
             _tc([command])
+        except subprocess.TimeoutExpired:
+            continue
+        except OSError:
+            return True  # there is none
+        return True
+    return False
 
 
 def _device(address: str) -> str:
