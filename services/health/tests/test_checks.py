@@ -74,6 +74,39 @@ def test_what_a_hanging_check_has_started_is_ended_with_it(
     )
 
 
+def test_a_check_whose_suite_is_killed_ends_and_so_does_what_it_has_started(
+    tmp_path: Path,
+) -> None:
+    """A probe of a hung mount would be there as long as the mount hangs."""
+    (tmp_path / "hung").mkdir()
+    (tmp_path / "sitecustomize.py").write_text(
+        "import os, pathlib, time\n"
+        "is_dir = pathlib.Path.is_dir\n"
+        "def answer(path):\n"
+        "    if path.name != 'hung': return is_dir(path)\n"
+        "    new = path.parent / 'new'\n"
+        "    new.write_text(f'{os.getppid()} {os.getpid()}')\n"
+        "    new.rename(path.parent / 'pids')\n"
+        "    time.sleep(1000)\n"
+        "pathlib.Path.is_dir = answer\n"
+    )
+    suite = (
+        "import pathlib\n"
+        "from headway.health.checks.base import CheckSettings\n"
+        "from headway.health.runner import run_check\n"
+        f"hung = pathlib.Path({str(tmp_path / 'hung')!r})\n"
+        "run_check('mounts', CheckSettings(mounts=(hung,), mount_answer_s=1000.0), 1000.0)\n"
+    )
+    env = child_environment({"PYTHONPATH": str(tmp_path)})
+    with subprocess.Popen([sys.executable, "-c", suite], env=env) as process:
+        wait_until((tmp_path / "pids").exists, 60.0, "the probe")
+        check, probe = map(int, (tmp_path / "pids").read_text().split())
+        assert read_process(check).state not in ("gone", "Z") and check != process.pid
+        process.kill()
+    for pid in (check, probe):
+        wait_until(lambda: read_process(pid).state in ("gone", "Z"), what="its end")  # noqa: B023
+
+
 def test_a_check_that_crashes_is_a_failure_of_the_node_with_its_last_words() -> None:
     result = run_check("nonsense", CheckSettings(), deadline_s=60)
     assert not result.ok and "crashed" in result.message and "nonsense" in result.message
@@ -178,13 +211,15 @@ def test_a_full_a_missing_and_a_slow_disk_fail(tmp_path: Path) -> None:
         CheckSettings(disk=tmp_path, min_disk_free_bytes=0, min_disk_bytes_per_s=1 << 60)
     )
     assert not slow.ok and "MiB/s" in slow.message
+    assert disk.check(CheckSettings(disk=tmp_path, min_disk_free_bytes=0)).ok
     assert list(tmp_path.iterdir()) == []
 
 
 def test_a_disk_that_gives_back_other_bytes_fails(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(Path, "read_bytes", lambda _: b"rotten")
+    # the pages are dropped between writing and reading: the moment for a disk to be wrong
+    monkeypatch.setattr(os, "posix_fadvise", lambda file, *_: os.pwrite(file, b"rotten", 0))
     finding = disk.check(
         CheckSettings(disk=tmp_path, min_disk_free_bytes=0, min_disk_bytes_per_s=0)
     )

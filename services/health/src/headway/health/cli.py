@@ -40,9 +40,7 @@ def check(
         str, typer.Option(metavar="SUITE", help="quick: seconds. full: minutes, all checks.")
     ] = "quick",
     as_json: AsJson = False,
-    disk: Annotated[
-        Path | None, typer.Option(metavar="DIR", help="Folder that the disk check writes to.")
-    ] = None,
+    disk: Annotated[Path | None, _unread(help="Folder that the disk check writes to.")] = None,
     min_shm_mib: Annotated[
         int | None, typer.Option(metavar="MIB", help="Least free shared memory, in MiB.")
     ] = None,
@@ -68,12 +66,14 @@ def check(
     """
     from dataclasses import replace
 
+    from headway.common.node.process import end_with_parent
     from headway.health.baseline import merged, read_baseline, save_values
     from headway.health.checks.base import MIB, CheckSettings
     from headway.health.machine import this_machine
     from headway.health.report import Judge, summary
     from headway.health.runner import run_suite
 
+    end_with_parent()
     if save_baseline and not baseline:
         raise InputError("--save-baseline without a file", remedy="add --baseline FILE")
     settings = CheckSettings(mounts=tuple(mount or ()))

@@ -8,6 +8,14 @@ from dataclasses import dataclass, fields, replace
 from headway.common.errors import ConfigError
 
 CHECK_NODES = ("auto", "always", "never")
+QUICK_CHECKS = (
+    "versions", "shm", "mounts", "clock", "disk", "memory", "gemm", "copy", "bandwidth",
+)  # fmt: skip
+"""The suite for a machine before a run relies on it, cheap ones first."""
+CHECK_END_S = 2.0
+"""Time to collect a check that was ended at its deadline."""
+SUITE_START_S = 20.0
+"""Time in which a suite starts, on a machine whose cores are all taken."""
 
 
 @dataclass(frozen=True)
@@ -173,6 +181,11 @@ class HealthConfig:
     def checks_nodes(self, *, are_machines: bool) -> bool:
         """Whether nodes are checked; ``are_machines``: each is a machine of its own."""
         return self.check_nodes == "always" or (self.check_nodes == "auto" and are_machines)
+
+    @property
+    def quick_suite_s(self) -> float:
+        """The longest that the quick suite can take: every check misses its deadline."""
+        return SUITE_START_S + len(QUICK_CHECKS) * (self.check_deadline_s + CHECK_END_S)
 
     def with_rules(self, files: Iterable[str]) -> HealthConfig:
         """The same with further files of rules."""

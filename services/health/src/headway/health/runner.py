@@ -1,7 +1,7 @@
 """Runs each check in its own process with a deadline, since probes may hang on failing hardware.
 
 ``python -m headway.health.runner NAME`` is that process; it takes settings as JSON on stdin
-and prints its finding.
+and prints its finding. It ends with the process that runs the suite.
 """
 
 from __future__ import annotations
@@ -19,15 +19,13 @@ from pathlib import Path
 
 import msgspec
 from headway.common.errors import InputError
+from headway.common.node.process import end_with_parent, ending_with_me
 from headway.health.checks.base import CheckSettings, Finding
-from headway.health.config import HealthConfig
+from headway.health.config import CHECK_END_S, QUICK_CHECKS, HealthConfig
 
-QUICK = (
-    "versions", "shm", "mounts", "clock", "disk", "memory", "gemm", "copy", "bandwidth",
-)  # fmt: skip
 SUITES: dict[str, tuple[str, ...]] = {
-    "quick": QUICK,
-    "full": (*QUICK, "gpu_memory", "nic_loopback", "nic_pairs", "all_to_all"),
+    "quick": QUICK_CHECKS,
+    "full": (*QUICK_CHECKS, "gpu_memory", "nic_loopback", "nic_pairs", "all_to_all"),
 }
 """Suite -> checks in order, cheap ones first. The quick one takes seconds, for a prolog; the full
 one below three minutes, for a machine under suspicion or back from repair."""
@@ -76,6 +74,7 @@ def run_check(name: str, settings: CheckSettings, deadline_s: float) -> CheckRes
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         start_new_session=True,
+        env=ending_with_me(os.environ),
     )
     try:
         output, errors = child.communicate(
@@ -113,11 +112,12 @@ def _end(child: subprocess.Popen[bytes]) -> None:
     with contextlib.suppress(ProcessLookupError):
         os.killpg(child.pid, signal.SIGKILL)
     with contextlib.suppress(subprocess.TimeoutExpired):
-        child.communicate(timeout=2.0)
+        child.communicate(timeout=CHECK_END_S)
 
 
 def main(name: str) -> int:
     """The process of one check."""
+    end_with_parent()
     settings = msgspec.json.decode(
         sys.stdin.buffer.read(), type=CheckSettings, dec_hook=lambda _, value: Path(value)
     )

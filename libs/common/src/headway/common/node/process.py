@@ -22,10 +22,13 @@ from pathlib import Path
 from headway.common.errors import HeadwayError, InputError
 
 PRIVATE_UMASK = 0o077
+ENV_ENDS_WITH = "HEADWAY_ENDS_WITH"
+"""Pid of the parent with which a process is to end."""
 GONE = "X"
 DEAD = frozenset({GONE, "Z", "x"})
 """States of a process that will never run again."""
 
+_PR_SET_PDEATHSIG = 1
 _DISK_TROUBLE = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO})
 
 
@@ -208,6 +211,28 @@ def spawn(
     if identity is None:
         raise HeadwayError(f"{argv[0]} ended at once", remedy=f"read {log_path}")
     return identity
+
+
+def ending_with_me(env: Mapping[str, str]) -> dict[str, str]:
+    """The environment of a child of ours that calls ``end_with_parent`` and is to end with us."""
+    return {**env, ENV_ENDS_WITH: str(os.getpid())}
+
+
+def end_with_parent() -> None:
+    """End this process when its parent ends, if that gave it ``ending_with_me``.
+
+    The kernel sends SIGKILL once the thread that started this process has ended
+    (PR_SET_PDEATHSIG, prctl(2)). Children of this process do not inherit that.
+
+    Raises:
+        SystemExit: the parent has ended already.
+    """
+    parent = os.environ.pop(ENV_ENDS_WITH, "")
+    if not parent:
+        return
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    if str(os.getppid()) != parent:  # it ended before the kernel was asked
+        raise SystemExit(f"process {parent}, with which this one ends, has ended")
 
 
 def return_free_memory() -> None:

@@ -311,6 +311,8 @@ class Executor:
                 if not len(run.outbox):
                     run.handle(NodeTrouble("metrics", ""))
                 run.handle(DriverReported(message))
+                if message.active:
+                    run.check.give_way()
                 self._report_change()
             case ToWorker():
                 self._to_worker(run, message)

@@ -19,6 +19,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
 from typing import Any
 
+from headway.common.node.process import end_with_parent, ending_with_me
 from headway.health.checks.base import MIB, CheckSettings, Finding
 from headway.health.measure.memory_nodes import memory_nodes
 from headway.health.measure.streams import (
@@ -124,6 +125,7 @@ def _start(order: dict[str, Any], listener: int) -> subprocess.Popen[str]:
         stderr=subprocess.PIPE,
         text=True,
         pass_fds=(listener,),
+        env=ending_with_me(os.environ),
     )
     assert child.stdin is not None
     with contextlib.suppress(BrokenPipeError):  # it has ended already; its exit code says how
@@ -147,4 +149,5 @@ def _end(child: subprocess.Popen[str]) -> None:
 
 
 if __name__ == "__main__":
+    end_with_parent()
     print(json.dumps(asdict(take_part(json.load(sys.stdin)))))

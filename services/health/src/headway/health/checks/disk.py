@@ -74,12 +74,13 @@ def write_and_read(folder: Path) -> tuple[float, bool]:
     """(bytes per second of write and fsync, whether the bytes came back). Raises OSError."""
     block = os.urandom(NUM_BYTES)
     began_s = time.perf_counter()
-    with tempfile.NamedTemporaryFile(dir=folder, prefix=".headway-health-") as file:
+    with tempfile.TemporaryFile(dir=folder) as file:  # nameless: nothing is left if we are killed
         file.write(block)
         file.flush()
         os.fsync(file.fileno())
         elapsed_s = time.perf_counter() - began_s
         # Drop the pages, so that the read goes to the disk if the system allows it.
         os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
-        read = Path(file.name).read_bytes()
+        file.seek(0)
+        read = file.read()
     return NUM_BYTES / elapsed_s, zlib.crc32(read) == zlib.crc32(block)

@@ -14,6 +14,7 @@ import tempfile
 import time
 from pathlib import Path
 
+from headway.common.node.process import end_with_parent, ending_with_me
 from headway.health.checks.base import CheckSettings, Finding, not_run
 
 COLLECT_S = 1.0
@@ -66,6 +67,7 @@ def _start(folder: Path) -> subprocess.Popen[str]:
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
         text=True,
+        env=ending_with_me(os.environ),
     )
 
 
@@ -84,4 +86,5 @@ def _outcome(child: subprocess.Popen[str], until_s: float, limit_s: float) -> st
 
 
 if __name__ == "__main__":
+    end_with_parent()
     print(probe(Path(sys.argv[1])))

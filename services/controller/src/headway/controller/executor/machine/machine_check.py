@@ -1,6 +1,7 @@
 """Checks this machine when the driver asks for it: ``headway health check`` in a child.
 
-The executor never waits for it. One whose executor is restarted is begun again.
+The executor never waits for it, and it ends with the executor: one whose executor is restarted is
+begun again. It also ends when the node is given ranks, which it would slow down.
 """
 
 from __future__ import annotations
@@ -15,13 +16,11 @@ from collections.abc import Callable
 import msgspec
 from headway.common.errors import HeadwayError
 from headway.common.log import get_logger
-from headway.common.node.process import ProcessId, spawn
+from headway.common.node.process import ProcessId, ending_with_me, spawn
 from headway.common.node.run_dir import NodePaths, RunDir
 from headway.common.wire.messages.driver import NodeCheck
 from headway.health.config import HealthConfig
 
-DEADLINE_S = 200.0
-"""Nine checks of 20 s each, and their start. One that takes longer has failed."""
 MAX_REASON = 500
 """Characters of the sentence in a beat."""
 OUTPUT = "machine-check.json"
@@ -51,7 +50,8 @@ class MachineCheck:
         paths: NodePaths,
         clock_s: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._run, self._limits, self._clock_s = run, limits, clock_s
+        self._limits, self._clock_s = limits, clock_s
+        self._folders = (run.path, run.checkpoints)  # looked up now: their disk may hang later
         self._env = {**os.environ, "HEADWAY_ROLE": "check"}
         self._output = paths.shm_dir / OUTPUT
         self._process: ProcessId | None = None
@@ -59,15 +59,18 @@ class MachineCheck:
         self._newest: NodeCheck | None = None
 
     def begin(self, number: int) -> None:
-        """Begin check ``number``, unless it or a later one was begun; a running one counts."""
+        """Begin check ``number``, unless it or a later one was begun.
+
+        To be called by the main thread, with whose end the check ends. A running one is ended: the
+        machine may have been repaired since it began.
+        """
         if self._newest is not None and number <= self._newest.number:
             return
+        self.close()
         self._newest = NodeCheck(number=number)
-        if self._process is not None:
-            return
         try:
             self._output.unlink(missing_ok=True)
-            self._process = spawn(self.command, self._output, self._env)
+            self._process = spawn(self.command, self._output, ending_with_me(self._env))
             self._began_s = self._clock_s()
             log.info("the machine is checked", number=number)
         except (HeadwayError, OSError) as error:
@@ -76,13 +79,20 @@ class MachineCheck:
     def look(self) -> NodeCheck | None:
         """The newest check, None before the first; never blocks."""
         if self._process is not None:
+            limit_s = self._limits.quick_suite_s
             if not self._process.alive():
                 self._process = None
                 self._finish(*self._result())
-            elif self._clock_s() - self._began_s > DEADLINE_S:
+            elif self._clock_s() - self._began_s > limit_s:
                 self.close()
-                self._finish(("deadline",), f"the check was not done within {DEADLINE_S:.0f} s")
+                self._finish(("deadline",), f"the check was not done within {limit_s:.0f} s")
         return self._newest
+
+    def give_way(self) -> None:
+        """End a running check without a result: the node has ranks now."""
+        if self._process is not None:
+            self.close()
+            self._finish((), "the check was ended, since the node was given ranks")
 
     def close(self) -> None:
         """End a running check."""
@@ -93,11 +103,12 @@ class MachineCheck:
 
     @property
     def command(self) -> list[str]:
-        """What is run: the folders of the run must answer, too."""
+        """What is run: the folders of the run must answer, and the one of checkpoints be fast."""
         words = [sys.executable, "-m", "headway.health", "check", "--suite", "quick", "--json"]
         words += ["--min-shm-mib", str(self._limits.check_min_shm_mib)]
         words += ["--deadline-s", str(self._limits.check_deadline_s)]
-        for folder in (self._run.path, self._run.checkpoints):
+        words += ["--disk", str(self._folders[-1])]
+        for folder in self._folders:
             words += ["--mount", str(folder)]
         return words
 
