@@ -46,7 +46,7 @@ def test_histories_pass_through_every_phase_and_most_events() -> None:
     """Otherwise they would prove little."""
     phases, logged, followed = set(), set(), set()
     chosen = {0: ["flip", "kill"], 1: ["partition"], 2: ["driver"], 3: ["drain"]}
-    chosen[6] = ["disk", "kill"]
+    chosen |= {6: ["disk", "kill"], 7: ["driver", "check"]}
     for seed in range(30):
         driver = history(seed, kinds=chosen.get(seed)).driver
         followed |= driver.state.followed
@@ -73,6 +73,8 @@ def test_histories_pass_through_every_phase_and_most_events() -> None:
         "evicted",
         "draining",
         "adopted",
+        "node_checked",
+        "check_asked",
     }
 
 

@@ -8,7 +8,7 @@ import pytest
 from headway.common.decide import Action, Log
 from headway.common.wire.messages.driver import NodeCheck
 from headway.common.wire.messages.executor import CheckNode
-from headway.controller.decisions.admission.node_checks import CHECK_LIMIT_S, SUSPECT_AGAIN_S
+from headway.controller.decisions.admission.node_checks import SUSPECT_AGAIN_S
 from headway.controller.decisions.events import Start, VerdictReceived
 from headway.testkit.simulation.by_hand import Hand, events, sent
 
@@ -68,7 +68,7 @@ def test_a_spare_that_fails_is_given_up_by_name_until_it_was_repaired(hand: Hand
     assert events(hand.beat(2, check=same)) == [], "the same executor"
     actions = back(hand, 2) + hand.wait(1.0)
     assert "node_returned" not in events(actions)
-    assert hand.state.unused() == {2: "it is checked before it is used"}
+    assert "it is checked again" in hand.state.unused()[2]
     ((node, number),) = set(orders(actions))
     assert checked(result(hand, node, number, "shm")) == [(2, "failed", ["shm"])]
     number = max(orders(back(hand, 2) + hand.wait(1.0)))[1]
@@ -83,9 +83,19 @@ def test_a_recovery_does_not_wait_for_the_check_of_a_spare(hand: Hand) -> None:
     hand.leave()
     actions += hand.wait(1.0)
     assert "node_replaced" in events(actions)
-    actions = result(hand, 2, 1, "shm")
-    assert checked(actions) == [(2, "failed", ["shm"])]
-    assert "node_lost" not in events(actions), "it carries ranks by now"
+    assert checked(result(hand, 2, 1, "shm")) == [], "its check is no longer wanted"
+    assert orders(hand.wait(1.0)) == [] and hand.state.status_of(2) == "active"
+
+
+def test_that_an_unchecked_spare_takes_over_is_recorded(hand: Hand) -> None:
+    hand.wait(1.0)
+    actions = lose(hand, 1) + hand.leave() + hand.wait(1.0)
+    assert "node_unchecked" in events(actions)
+    checked_spare = Hand(checks_nodes=True).run()
+    checked_spare.wait(1.0)
+    result(checked_spare, 2, 1)
+    actions = lose(checked_spare, 1) + checked_spare.leave() + checked_spare.wait(1.0)
+    assert "node_replaced" in events(actions) and "node_unchecked" not in events(actions)
 
 
 def test_a_spare_that_was_checked_comes_before_one_that_was_not() -> None:
@@ -103,6 +113,7 @@ def test_a_node_that_returns_is_no_spare_before_its_check(hand: Hand) -> None:
     old = NodeCheck(number=1, is_done=True)
     actions = back(hand, 2, check=old) + hand.wait(1.0)
     assert "node_returned" not in events(actions)
+    assert hand.state.unused() == {2: "it is checked before it is used"}
     number = max(orders(actions))[1]
     assert number > 1
     assert "node_returned" in events(result(hand, 2, number))
@@ -118,7 +129,7 @@ def test_a_node_that_returns_to_its_ranks_is_used_at_once() -> None:
 
 
 def test_without_an_answer_the_check_counts_as_not_applicable(hand: Hand) -> None:
-    actions = hand.wait(CHECK_LIMIT_S + 5.0)
+    actions = hand.wait(hand.start.check_limit_s + 5.0)
     assert checked(actions) == [(2, "not_run", [])]
     assert hand.state.spare_for(0) == 2
 

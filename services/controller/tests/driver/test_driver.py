@@ -191,6 +191,10 @@ def _accepted(console: Client, command: Command) -> int | None:
             Command(id="f", operation="inject", name="worker", fault="kill", rank=0),
             "rank 0 is not training yet",
         ),
+        (
+            Command(id="g", operation="check", node=0),
+            "node 0 cannot be checked: this run checks no",
+        ),
     ],
     ids=lambda value: value.operation if isinstance(value, Command) else "",
 )

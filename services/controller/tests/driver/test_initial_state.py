@@ -11,6 +11,7 @@ import pytest
 from headway.common.wire.messages.worker import Steer
 from headway.controller.driver.initial_state import begin, is_of_plan
 from headway.controller.journal.journal import Journal
+from headway.health.config import QUICK_CHECKS, HealthConfig
 from headway.launch.lease.file import SupersededError
 from headway.trainer.config import LaunchConfig, ParallelConfig, RunConfig, TrainConfig
 
@@ -112,3 +113,23 @@ def test_a_driver_begins_while_its_journal_cannot_be_written(
     assert begin(config, "0123abcd", config.launch.nodes, 4, new).epoch == 4
     old.close()
     new.close()
+
+
+@pytest.mark.parametrize(
+    ("check_nodes", "is_joined", "is_on"),
+    [
+        ("auto", True, True),
+        ("auto", False, False),
+        ("always", False, True),
+        ("never", True, False),
+    ],
+)
+def test_machines_are_checked_as_the_configuration_says_and_for_as_long_as_their_checks_may_take(
+    tmp_path: Path, check_nodes: str, is_joined: bool, is_on: bool
+) -> None:
+    health = HealthConfig(check_nodes=check_nodes, check_deadline_s=100.0)
+    journal = Journal(tmp_path / "run.sqlite", epoch=1)
+    start = begin(RunConfig(health=health), "r", 1, 1, journal, is_joined=is_joined)
+    assert start.checks_nodes is is_on
+    assert start.check_limit_s > health.quick_suite_s > len(QUICK_CHECKS) * 100.0
+    journal.close()

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 from headway.common.cli import AsJson
-from headway.common.errors import DeadlineError, HeadwayError, InputError
+from headway.common.errors import DeadlineError, HeadwayError, InputError, RemoteError
 from headway.common.help_pages import page
 from headway.common.output import emit
 from headway.common.polling import wait_until
@@ -24,8 +24,8 @@ if TYPE_CHECKING:
 REPORT_S = 10.0
 """A node reports twice a second; its executor takes a few seconds to start."""
 REPORT_LIMIT_S = 60.0
-CHECK_LIMIT_S = 250.0
-"""Longer than the driver waits for the check of a machine."""
+CHECK_REPORT_S = 60.0
+"""Added to the longest check of a machine: the driver reports one without a result before that."""
 
 ClusterOption = Annotated[
     Path, typer.Option("--cluster", metavar="DIR", help="The cluster's folder.")
@@ -109,7 +109,7 @@ def _start_here(folder: ClusterFolder, node: int) -> tuple[NodeAddress, Run | No
         if run is None:
             return address, None
         rejoin(folder, node, run.path)
-        if wait_until(partial(_reports, run, node), REPORT_S) or _passes(run, node):
+        if _comes_up(run, node):
             return address, run
         if time.monotonic() > deadline:
             raise HeadwayError(
@@ -126,7 +126,7 @@ def _start_on_machine(node: int, found: Run, as_json: bool) -> None:
     deadline = time.monotonic() + REPORT_LIMIT_S
     while True:  # the end of a node that was given up may be on its way to the machine
         engine.start_node(node, kill_hung=True)
-        if wait_until(partial(_reports, found, node), REPORT_S) or _passes(found, node):
+        if _comes_up(found, node):
             break
         if time.monotonic() > deadline:
             raise HeadwayError(
@@ -135,6 +135,32 @@ def _start_on_machine(node: int, found: Run, as_json: bool) -> None:
             )
     facts = {"run": found.name, "node": node, "machine": machine}
     emit(facts, as_json, [f"node {node} of run {found.name} is up on {machine}"])
+
+
+def _comes_up(run: Run, node: int) -> bool:
+    """Whether the driver uses the node soon, or after the check that it has to pass first.
+
+    Raises:
+        HeadwayError: the check has failed.
+    """
+    wait_until(partial(_is_new_check_asked, run, node), REPORT_S)
+    return wait_until(partial(_reports, run, node), REPORT_S) or _passes(run, node)
+
+
+def _is_new_check_asked(run: Run, node: int) -> bool:
+    """Have a machine checked again whose check has failed: it may have been repaired since.
+
+    False if no driver answers.
+    """
+    try:
+        status = run.status(timeout_s=1.0)
+        if node in status.unused and node not in status.checking:
+            run.command("check", node=node)
+    except DeadlineError:
+        return False
+    except RemoteError:  # it has got ranks just now, or the driver is older
+        return True
+    return True
 
 
 def _reports(run: Run, node: int) -> bool:
@@ -165,7 +191,8 @@ def _passes(run: Run, node: int) -> bool:
     def is_settled() -> bool:
         return _reports(run, node) or not _is_checked(run, node)
 
-    return _is_checked(run, node) and wait_until(is_settled, CHECK_LIMIT_S) and _reports(run, node)
+    limit_s = run.config.health.quick_suite_s + CHECK_REPORT_S
+    return _is_checked(run, node) and wait_until(is_settled, limit_s) and _reports(run, node)
 
 
 def _is_checked(run: Run, node: int) -> bool:

@@ -38,6 +38,8 @@ _LINES = {
     "draining": "node {node} is draining: a checkpoint, then a spare takes over",
     "eviction_refused": "node {node} stays in the run: {reason}",
     "node_replaced": "node {spare} takes over ranks {ranks} of node {node}",
+    "node_unchecked": "node {node} is used unchecked: {reason}",
+    "checks_doubted": "the checks {checks} of machines are doubted: {reason}",
     "adopted": "a new driver took over generation {generation}",
     "verdict": "verdict: {kind} on {where}{line}; {remedy}",
     "spike_rollback": "back to step {step}; its data continue behind the spike",

@@ -6,7 +6,13 @@ import random
 from collections import Counter
 from collections.abc import Callable, Sequence
 
-from headway.controller.decisions.events import DrainNode, EvictNode, ExecutorEnded, NodeRebooted
+from headway.controller.decisions.events import (
+    CheckWanted,
+    DrainNode,
+    EvictNode,
+    ExecutorEnded,
+    NodeRebooted,
+)
 from headway.testkit.simulation.cluster import Cluster
 from headway.testkit.simulation.node import Node
 
@@ -166,6 +172,13 @@ def _verdict(cluster: Cluster, chance: random.Random) -> None:
     cluster.judge(response, chance.randrange(NODES), service="dataloader", detail="seen in the log")
 
 
+def _check(cluster: Cluster, chance: random.Random) -> None:
+    """Machines are found unfit, one or all of them, or fit again."""
+    for node in chance.choice(([_node(cluster, chance)], list(cluster.nodes.values()))):
+        node.check_fails = not node.check_fails
+    cluster.driver.inbox.append(CheckWanted(chance.randrange(NODES)))
+
+
 def _roll_back(cluster: Cluster, chance: random.Random) -> None:
     steps = [*cluster.disk.durable, 7]
     cluster.command("rollback", count=chance.choice(steps))
@@ -208,6 +221,7 @@ DISTURBANCES: dict[str, Disturbance] = {
     "drain": _drain,
     "return": _return,
     "verdict": _verdict,
+    "check": _check,
     "roll back": _roll_back,
     "extend": _extend,
     "pause": _pause,
@@ -249,7 +263,7 @@ def calm(cluster: Cluster) -> None:
     cluster.disk.is_elsewhere = False
     cluster.driver.asleep_until = cluster.driver.blind_until = 0.0
     for node in cluster.nodes.values():
-        node.asleep_until = 0.0
+        node.asleep_until, node.check_fails = 0.0, False
         for name in NODE_FAULTS:
             setattr(node, name, False)
     if not any(node.is_tended for node in cluster.nodes.values()):

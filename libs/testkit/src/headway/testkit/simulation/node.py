@@ -87,6 +87,8 @@ class Node(Machine):
         """The epoch of the driver that it is connected to."""
         self.checked = (-1, 0.0)
         """Number of the newest check of this executor, and when it was begun."""
+        self.has_given_way = False
+        """That check was ended without a result, since the node was given ranks."""
         self._later: list[tuple[float, Event]] = []
         self._sent_version, self._sent_at = -1, -1.0
 
@@ -106,7 +108,7 @@ class Node(Machine):
         workers = self.guardian.workers
         workers.next_worker = self.next_worker = max(workers.next_worker, self.next_worker)
         self._later, self.follows, self._sent_version = [], 0, -1
-        self.checked = (-1, 0.0)
+        self.checked, self.has_given_way = (-1, 0.0), False
         for process in living.values():
             process.said_at = -1.0
 
@@ -283,6 +285,8 @@ class Node(Machine):
         match message:
             case DriverBeat():
                 self.handle(on.DriverReported(message))
+                if message.active and not self._is_check_done():
+                    self.has_given_way = True
             case ReadSeals():
                 self.send(self._seals(message.generation))
             case RestartService():
@@ -290,14 +294,19 @@ class Node(Machine):
             case KillWorker():
                 self.handle(on.WorkerUnwanted(message.worker))
             case CheckNode() if message.number > self.checked[0]:
-                self.checked = (message.number, self.now)
+                self.checked, self.has_given_way = (message.number, self.now), False
         return True
 
+    def _is_check_done(self) -> bool:
+        return self.has_given_way or self.now - self.checked[1] >= CHECK_S
+
     def _check(self) -> NodeCheck | None:
-        number, began_at = self.checked
-        is_done = self.now - began_at >= CHECK_S
-        failed = ("shm",) if is_done and self.check_fails else ()
-        return NodeCheck(number=number, is_done=is_done, failed=failed) if number >= 0 else None
+        if self.checked[0] < 0:
+            return None
+        is_done = self._is_check_done()
+        failed = ("shm",) if is_done and self.check_fails and not self.has_given_way else ()
+        reason = "it was given ranks" if self.has_given_way else ""
+        return NodeCheck(number=self.checked[0], is_done=is_done, failed=failed, reason=reason)
 
     def _seals(self, generation: int) -> Seals:
         return Seals(

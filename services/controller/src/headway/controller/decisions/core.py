@@ -43,7 +43,8 @@ class Core:
         self.clock = AwakeClock(now)
         self.effects = Effects(self.clock)
         self.fleet = Fleet(start.nodes, start.rank_nodes)
-        self.fleet.is_checking = start.checks_nodes
+        self.fleet.checks.is_on = start.checks_nodes
+        self.check_limit_s = start.check_limit_s
         self.members = Members(self.fleet.rank_nodes)
         self.cost = RecoveryCost(memory.recoveries)
         self.crash_loop = CrashLoopBreaker(limits.max_crashes, memory.crashes, memory.causes)

@@ -69,6 +69,13 @@ class EvictNode(Event):
 
 
 @dataclass(frozen=True)
+class CheckWanted(Event):
+    """A person wants a node's machine checked."""
+
+    node: int
+
+
+@dataclass(frozen=True)
 class DrainNode(Event):
     """The node will end: it is to leave the run after a checkpoint, or when ``notice_s`` is over.
 
@@ -279,6 +286,8 @@ class Start:
     """Steps between two snapshots in memory."""
     checks_nodes: bool = False
     """Machines are checked before the run relies on them."""
+    check_limit_s: float = 240.0
+    """How long a check may take until a beat has its result, then it counts as not applicable."""
     is_on_gloo: bool = False
     """The ranks communicate over gloo, which ends a collective at ``group_timeout_s`` itself."""
 

@@ -10,9 +10,10 @@ from dataclasses import dataclass
 from typing import Any
 
 import msgspec
-from headway.common.wire.messages.driver import NodeBeat, NodeCheck, NodeState
+from headway.common.wire.messages.driver import NodeBeat, NodeState
 from headway.common.wire.messages.executor import WorkerBeat, WorkerState
-from headway.controller.decisions.node import CheckState, Node, may_return
+from headway.controller.decisions.admission.check_table import CheckTable
+from headway.controller.decisions.node import Node, may_return
 
 INSIDE: frozenset[WorkerState] = frozenset({"joining", "restored", "running", "finished"})
 """Statuses of a worker that holds groups of some generation."""
@@ -40,7 +41,7 @@ class Received:
     is_restarted: bool = False
     """Another executor has sent it than the one before."""
     is_checked: bool = False
-    """It has the result of a check that was waited for."""
+    """It has the result of a check, as ``CheckTable.take`` says."""
 
 
 class Fleet:
@@ -69,10 +70,7 @@ class Fleet:
         """Digest of the code of the run's ranks."""
         self.odd: dict[int, None] = {}
         """Nodes whose standbys are all of other code, as ``is_odd``."""
-        self.is_checking = False
-        """Machines are checked before the run relies on them."""
-        self.to_check: dict[int, None] = {}
-        """Nodes whose check is wanted."""
+        self.checks = CheckTable()
         self.newest = -1
         """Newest generation that any worker was ever in: numbers up to it are used."""
         self._by_silence: dict[int, None] = dict.fromkeys(self.nodes)
@@ -103,8 +101,12 @@ class Fleet:
 
         One that was checked, and then one that was never given up, comes first."""
         ready = (self.nodes[n] for n in self.ready_spares() if n != number)
-        best = min(ready, key=lambda n: (n.check == "wanted", n.losses, n.number), default=None)
+        best = min(ready, key=lambda n: (self.is_unchecked(n), n.losses, n.number), default=None)
         return None if best is None else best.number
+
+    def is_unchecked(self, node: Node) -> bool:
+        """Whether machines are checked, and this one has not passed."""
+        return self.checks.is_on and node.check != "passed"
 
     def ready_spares(self) -> list[int]:
         """The spares in good order."""
@@ -143,6 +145,8 @@ class Fleet:
         if process != node.process:
             if beat.incarnation < node.process[0] and node.status in ("active", "spare"):
                 return None
+            if is_restarted:
+                self.checks.executor_changed(node, now - node.beat_at, now)
             node.process, node.version = process, -1
         node.beat_at, node.silent_before_s = now, 0.0
         del self._by_silence[node.number]
@@ -155,17 +159,21 @@ class Fleet:
                 node.step = beat.step
         elif beat.version >= node.version:
             received.changes = self._take(node, beat, beat.workers)
-        received.is_checked = self._take_check(node, beat.check)
+        received.is_checked = self.checks.take(node, beat.check, now)
         if node.status == "lost":
             has_failed = received.is_checked and node.check == "failed"
             if node.version < 0 or has_failed or not may_return(node):
                 return received
-            if self._is_unchecked(node, now):
+            if self.checks.is_wanted_first(node, now):
                 return received
-            self.exclude(node, "")
             received.returned = True
-        self._set_status(node, "active" if node.ranks else "spare")
+        self.admit(node)
         return received
+
+    def admit(self, node: Node) -> None:
+        """A node that reports belongs to the run."""
+        self.exclude(node, "")
+        self._set_status(node, "active" if node.ranks else "spare")
 
     def _take(self, node: Node, beat: NodeBeat, workers: tuple[WorkerBeat, ...]) -> list[Change]:
         """The whole truth about the node's workers."""
@@ -205,48 +213,6 @@ class Fleet:
         if self.newest < generation <= self.newest + SANE_GENERATIONS:
             self.newest = generation
         return changes
-
-    # ---- checks ---------------------------------------------------------------------------------
-    def want_check(self, node: Node, now: float) -> None:
-        """The machine is to be checked, or checked again."""
-        node.check_number, node.check_since = node.check_number + 1, now
-        self.set_check(node, "wanted")
-
-    def set_check(self, node: Node, check: CheckState) -> None:
-        """Where the check of the node stands."""
-        node.check, node.failed_checks, node.check_reason = check, (), ""
-        _keep(self.to_check, node.number, None, check == "wanted")
-
-    def keep_failure(self, node: Node, failed: tuple[str, ...], reason: str) -> None:
-        """The check has failed."""
-        self.set_check(node, "failed")
-        node.failed_checks, node.check_reason = failed, reason
-
-    def _take_check(self, node: Node, check: NodeCheck | None) -> bool:
-        """Whether the beat has the result of the newest check, or one from before this driver."""
-        if check is None or not self.is_checking:
-            return False
-        if node.check != "wanted":
-            node.check_number = max(node.check_number, check.number)
-            is_lost = node.status == "lost" and node.exclusion != "check"
-            if node.check != "none" or node.ranks or is_lost:
-                return False
-        if not check.is_done or check.number < node.check_number:
-            return False
-        if check.failed:
-            self.keep_failure(node, tuple(check.failed), check.reason)
-        else:
-            self.set_check(node, "passed")
-            node.check_reason = check.reason
-        return True
-
-    def _is_unchecked(self, node: Node, now: float) -> bool:
-        """Whether a node that could return is to be checked first; then its check is wanted."""
-        if not self.is_checking or node.ranks or node.check == "passed":
-            return False
-        if node.check != "wanted":
-            self.want_check(node, now)
-        return True
 
     def _forget_gone(self, node: Node) -> None:
         for name, pid in list(node.gone.items()):
@@ -319,8 +285,7 @@ class Fleet:
         node.excluded_process = node.process
         self.exclude(node, exclusion)
         node.losses += 1
-        self.set_check(node, "none")
-        node.check_number += 1
+        self.checks.forget(node)
         self._set_status(node, "lost")
         return workers
 
@@ -348,6 +313,8 @@ class Fleet:
             by_node.setdefault(number, []).append(rank)
         for number, node in self.nodes.items():
             node.ranks = tuple(by_node.get(number, ()))
+            if node.ranks and node.check == "wanted":
+                self.checks.forget(node)  # its executor ends a check that is under way
             if node.status in ("active", "spare"):
                 node.status = "active" if node.ranks else "spare"
             self._set_status(node, node.status)

@@ -44,9 +44,12 @@ def _check_nodes(fleet: Fleet) -> None:
         assert (number in fleet.excluded) == bool(node.exclusion), (
             f"node {number}: excluded is wrong"
         )
-        assert (number in fleet.to_check) == (node.check == "wanted"), (
-            f"node {number}: to_check is wrong"
+        assert (number in fleet.checks.wanted) == (node.check == "wanted"), (
+            f"node {number}: the checks that are wanted are wrong"
         )
+        assert not (node.ranks and node.check == "wanted"), f"node {number} is checked beside ranks"
+        is_refused = node.status == "lost" or node.check != "failed"
+        assert is_refused, f"node {number} is {node.status} although its check failed"
         assert not node.exclusion or node.status == "lost", (
             f"node {number} is excluded and {node.status}"
         )

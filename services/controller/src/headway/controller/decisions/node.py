@@ -8,8 +8,9 @@ from typing import Literal
 from headway.common.wire.messages.driver import NodeState
 from headway.common.wire.messages.executor import WorkerBeat
 
-CheckState = Literal["none", "wanted", "passed", "failed"]
-"""Where the check of a machine stands; ``passed`` also if it was not applicable."""
+CheckState = Literal["none", "wanted", "passed", "failed", "doubted"]
+"""Where the check of a machine stands; ``passed`` also if it was not applicable, and ``doubted`` if
+it failed what most machines fail, so that the node is used all the same."""
 
 
 @dataclass(slots=True)
@@ -60,7 +61,9 @@ class Node:
     check_number: int = 0
     """Of the newest check that was ordered; results of older ones do not count."""
     check_since: float = 0.0
-    """When it was ordered."""
+    """When it was ordered, and from its result on, when that came."""
+    check_failures: int = 0
+    """How often in a row it has failed."""
     failed_checks: tuple[str, ...] = ()
     check_reason: str = ""
     """What failed, or why nothing could be checked."""
@@ -71,8 +74,12 @@ def may_return(node: Node) -> bool:
     match node.exclusion:
         case "trouble":
             return not node.trouble and any(v.status == "idle" for v in node.workers.values())
-        case "verdict" | "check":
+        case "verdict":
             return node.process != node.excluded_process
+        case "check":
+            # with ranks it is not checked: they are better there than nowhere
+            is_usable = node.check in ("passed", "doubted") or bool(node.ranks)
+            return is_usable or node.process != node.excluded_process
         case "evicted":
             return node.is_released and node.process != node.excluded_process
         case _:

@@ -7,6 +7,7 @@ from headway.common.wire.messages.driver import NodeBeat, Seals, WorkerGone
 from headway.common.wire.messages.executor import LeftGeneration
 from headway.controller.decisions import spikes
 from headway.controller.decisions.admission import node_checks
+from headway.controller.decisions.admission.returning import returned
 from headway.controller.decisions.core import Core
 from headway.controller.decisions.events import (
     AwaitCheckpoint,
@@ -42,10 +43,7 @@ def on_beat(core: Core, beat: NodeBeat) -> tuple[int | None, list[Action]]:
     if received.was_silent:
         core.effects.forget(RestartNode, node.number)
     if received.returned:
-        core.is_memory_stale = True
-        killed = [name for name in node.workers if name in core.fleet.marked_for_kill]
-        actions.append(Log("node_returned", {"node": node.number, "killed": killed}))
-        actions += core.kills()
+        actions += returned(core, node)
     elif received.is_restarted and node.status != "lost":
         fields = {"node": node.number, "reason": beat.restarted_for}
         is_training = core.phase == "running"
@@ -148,6 +146,8 @@ def on_seals(core: Core, seals: Seals) -> list[Action]:
 def on_rebooted(core: Core, number: int) -> list[Action]:
     """A spare that is ready is faster; the machine becomes one once it has an idle worker."""
     node = core.fleet.nodes.get(number)
+    if node is not None and not node.ranks and node.status != "lost":
+        core.fleet.checks.forget(node)  # its memory and its disk may be others
     if node is None or not node.ranks or core.fleet.spare_for(number) is None:
         return []
     return core.lose_node(number, "its machine was rebooted or replaced", exclusion="trouble")

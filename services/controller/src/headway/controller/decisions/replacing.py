@@ -30,6 +30,9 @@ def replace_lost(core: Core) -> list[Action]:
             core.members.drop(rank)
         fields = {"node": number, "spare": spare, "ranks": list(ranks)}
         actions.append(Log("node_replaced", fields))
+        if core.fleet.is_unchecked(core.fleet.nodes[spare]):
+            reason = "ranks were without a node, and no spare that had passed its check was ready"
+            actions.append(Log("node_unchecked", {"node": spare, "reason": reason}))
     return actions
 
 

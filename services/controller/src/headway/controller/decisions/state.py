@@ -27,6 +27,7 @@ from headway.controller.decisions.core import Core
 from headway.controller.decisions.drains import Drains, drain_refusal
 from headway.controller.decisions.events import (
     AwaitCheckpoint,
+    CheckWanted,
     CommandQueued,
     DrainNode,
     DurableFound,
@@ -186,6 +187,8 @@ class RunState(Core):
                 return reactions.check_rollback(self)
             case EvictNode():
                 return reactions.evict(self, event.node)
+            case CheckWanted():
+                return node_checks.ask(self, event.node)
             case DrainNode():
                 return self._drains.begin(self, event)
             case _:
@@ -200,6 +203,10 @@ class RunState(Core):
     def drain_refusal(self, node: int) -> str:
         """Why the node cannot be drained now; empty when it can."""
         return drain_refusal(self, node)
+
+    def check_refusal(self, node: int) -> str:
+        """Why the node cannot be checked now; empty when it can."""
+        return node_checks.refusal(self, node)
 
     def draining(self) -> str:
         """Which nodes are about to leave the run, as a sentence; empty without any."""

@@ -11,6 +11,8 @@ from headway.controller.driver.memory import recall
 from headway.controller.journal.journal import Journal
 from headway.trainer.config import RunConfig
 
+CHECK_REPORT_S = 30.0
+"""Time for the order of a check to arrive and for its result to come back, beside the check."""
 JOIN_GRACE_S = 20.0
 """The first driver of a run waits for its machines while they still start."""
 
@@ -64,6 +66,7 @@ def begin(
         former_silent_s=former_silent_s,
         snapshot_every=config.ckpt.snapshot_every,
         checks_nodes=config.health.checks_nodes(are_machines=is_joined),
+        check_limit_s=config.health.quick_suite_s + CHECK_REPORT_S,
         is_on_gloo=config.train.device == "cpu",
     )
 

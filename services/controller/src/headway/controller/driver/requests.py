@@ -18,7 +18,14 @@ from headway.common.wire.messages.driver import (
 )
 from headway.common.wire.messages.executor import Inject
 from headway.common.wire.messages.worker import Steer, SteerOperation
-from headway.controller.decisions.events import CommandQueued, DrainNode, EvictNode, Input, Tick
+from headway.controller.decisions.events import (
+    CheckWanted,
+    CommandQueued,
+    DrainNode,
+    EvictNode,
+    Input,
+    Tick,
+)
 from headway.controller.decisions.members import MISSING
 from headway.controller.decisions.state import RunState
 from headway.controller.driver.connections import Connections
@@ -94,6 +101,8 @@ class Requests:
                 carry_out = self._evict
             case "drain":
                 carry_out = self._drain
+            case "check":
+                carry_out = self._check
             case steered:
                 return Accepted(sequence=self._steer(message, steered))
         if message.id not in self._answered:
@@ -213,7 +222,7 @@ class Requests:
             skipped=self._num_skipped(),
             troubles=state.troubles(),
             unused=state.unused(),
-            checking=tuple(sorted(state.fleet.to_check.keys() & state.unused().keys())),
+            checking=tuple(sorted(state.fleet.checks.wanted.keys() & state.unused().keys())),
             is_starting=state.is_loading,
         )
 
@@ -280,6 +289,15 @@ class Requests:
                 f"node {message.node} cannot be evicted: {refusal}", remedy=REMEDY_OF_REFUSAL
             )
         self._handle(EvictNode(message.node))
+
+    def _check(self, message: Command) -> None:
+        refusal = self._state.check_refusal(message.node)
+        if refusal:
+            raise InputError(
+                f"node {message.node} cannot be checked: {refusal}",
+                remedy="`headway health check` on the machine runs the same checks",
+            )
+        self._handle(CheckWanted(message.node))
 
     def _drain(self, message: Command) -> None:
         refusal = self._state.drain_refusal(message.node)

@@ -21,7 +21,7 @@ from headway.common.wire.messages.worker import SteerOperation
 RankState = Literal[WorkerState, "missing"]
 """``missing``: the rank has no worker now."""
 NodeState = Literal["active", "spare", "silent", "lost"]
-CommandOperation = Literal[SteerOperation, "evict", "drain", "inject"]
+CommandOperation = Literal[SteerOperation, "evict", "drain", "check", "inject"]
 
 
 class NodeCheck(Message, tag="driver.node_check/1"):
