@@ -274,7 +274,8 @@ class CheckNode(Message, tag="executor.check_node/1"):
     run_id: str
     epoch: int
     number: int
-    """Grows with each check of the node; one that has been begun is not begun again."""
+    """Grows with each check of the node; one that has been begun is not begun again, and a later
+    one ends it."""
 
 
 class StopRun(Message, tag="executor.stop_run/1"):

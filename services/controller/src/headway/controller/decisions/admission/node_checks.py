@@ -138,7 +138,7 @@ def _due(core: Core) -> list[Node]:
 def _use_unchecked(core: Core) -> list[Action]:
     """Take nodes back before their check is done if ranks are without a node and no spare is ready.
 
-    Training continues at once, and the machine's own failures would show like those of any other. One
+    Training continues at once, and failures of the machine would show like those of any other. One
     whose last check has failed is not taken.
     """
     fleet, actions = core.fleet, list[Action]()
