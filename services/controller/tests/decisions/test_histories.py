@@ -74,7 +74,6 @@ def test_histories_pass_through_every_phase_and_most_events() -> None:
         "draining",
         "adopted",
         "node_checked",
-        "check_asked",
     }
 
 
