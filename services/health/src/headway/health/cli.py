@@ -40,7 +40,7 @@ def check(
         str, typer.Option(metavar="SUITE", help="quick: seconds. full: minutes, all checks.")
     ] = "quick",
     as_json: AsJson = False,
-    disk: Annotated[Path | None, _unread(help="Folder that the disk check writes to.")] = None,
+    disk: Annotated[Path | None, unread(help="Folder that the disk check writes to.")] = None,
     min_shm_mib: Annotated[
         int | None, typer.Option(metavar="MIB", help="Least free shared memory, in MiB.")
     ] = None,
