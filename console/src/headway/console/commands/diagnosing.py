@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
 
 import typer
 from headway.common.cli import AsJson
+from headway.common.errors import InputError
 from headway.common.help_pages import page
 from headway.common.output import emit
 from headway.console.commands.options import RUNS, RunsDir, complete_runs, find_run
@@ -19,7 +21,8 @@ def register(app: typer.Typer) -> None:
         app,
         heading=LOOK,
         examples=("headway diagnose", "headway diagnose ./incident --json"),
-        json="one object: found (list of diagnoses), read, unread",
+        json="one object: found (list of diagnoses), read, unread; with --what-if a list: trace, "
+        "slowdown, cause, seconds, ideal_seconds, by_rank, by_stage, by_kind",
     )(diagnose)
 
 
@@ -34,6 +37,14 @@ def diagnose(
             show_default=False,
         ),
     ] = None,
+    what_if: Annotated[
+        bool,
+        typer.Option(
+            "--what-if",
+            help="How much faster steps would be without stragglers, from a Parquet trace of "
+            "StragglerAnalysis or a folder of them.",
+        ),
+    ] = False,
     runs_dir: RunsDir = RUNS,
     as_json: AsJson = False,
 ) -> None:
@@ -43,6 +54,9 @@ def diagnose(
     """
     from headway.health.client import diagnose_folder, diagnose_run
 
+    if what_if:
+        _show_what_if(what, as_json)
+        return
     if what is not None and _is_folder(what, runs_dir):
         done = diagnose_folder(Path(what))
     else:
@@ -50,6 +64,30 @@ def diagnose(
     rows = [one.as_dict() for one in done.found]
     emit({"found": rows, "read": done.read, "unread": done.unread}, as_json, done.lines)
     raise typer.Exit(1 if done.is_wrong else 0)
+
+
+def _show_what_if(what: str | None, as_json: AsJson) -> None:
+    from headway.console.analysis.step_traces import read_steps
+    from headway.console.analysis.what_if import what_if
+
+    path = Path(what or "")
+    traces = sorted(path.rglob("*.parquet")) if path.is_dir() else [path]
+    if what is None or not traces or not traces[0].is_file():
+        raise InputError(
+            f"{what or 'nothing'} has no trace of steps",
+            remedy="name a Parquet file of StragglerAnalysis, or a folder of them; those of a run "
+            "are not read yet",
+        )
+    found = {str(one): what_if(read_steps(one).values()) for one in traces}
+    lines = []
+    for name, one in found.items():
+        times = f"{one.seconds:.3f} s, {one.ideal_seconds:.3f} s without stragglers"
+        lines += [f"{name}: a step takes {times} ({one.slowdown:.2f}x)", f"why    {one.cause}"]
+    rows = [
+        {"trace": name, "slowdown": one.slowdown, "cause": one.cause, **asdict(one)}
+        for name, one in found.items()
+    ]
+    emit(rows, as_json, lines)
 
 
 def _is_folder(what: str, runs_dir: Path) -> bool:

@@ -1,0 +1,84 @@
+"""Plays a recorded step again with other times: what a step would take if something were faster.
+
+Each rank does its operations in the recorded order, one after the other; those that were begun
+together, as a send and a receive, run side by side. An operation of several ranks begins when the
+last of them has arrived. Time between operations, as for launching them, is left out (the what-if
+analysis of arXiv 2505.05713, section 3).
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Operation:
+    """What one rank did."""
+
+    kind: str
+    """Such as ``forward-compute``."""
+    rank: int
+    stage: int
+    seconds: float
+    """Of a computation, how long it took. Of communication, what the transfer took once the last of
+    its ranks had arrived: equal on all of them."""
+    meeting: Hashable = None
+    """Equal on all ranks that communicate with each other here; None of a computation."""
+
+
+Step = Mapping[int, Sequence[Sequence[Operation]]]
+"""Rank -> its operations in order, those begun together in one sequence."""
+Seconds = Callable[[Operation], float]
+
+
+class UnfinishedError(ValueError):
+    """Operations whose other end was not recorded, or in an order that cannot be."""
+
+
+def replay(step: Step, seconds: Seconds) -> float:
+    """How long a step takes if each operation takes ``seconds``.
+
+    Raises:
+        UnfinishedError: ranks wait for each other for good.
+    """
+    needed = _needed(step)
+    clock = dict.fromkeys(step, 0.0)
+    place = dict.fromkeys(step, 0)
+    arrived: dict[Hashable, dict[int, float]] = defaultdict(dict)
+    ends: dict[Hashable, float] = {}
+    ready = list(step)
+    while ready:
+        rank = ready.pop()
+        while place[rank] < len(step[rank]):
+            together = step[rank][place[rank]]
+            if together[0].meeting is None:
+                clock[rank] += sum(map(seconds, together))
+                place[rank] += 1
+                continue
+            for one in together:
+                here = arrived[one.meeting]
+                if rank not in here:
+                    here[rank] = clock[rank]
+                    if len(here) == needed[one.meeting]:
+                        ends[one.meeting] = max(here.values()) + seconds(one)
+                        ready += [other for other in here if other != rank]
+            if not all(one.meeting in ends for one in together):
+                break
+            clock[rank] = max(clock[rank], *(ends[one.meeting] for one in together))
+            place[rank] += 1
+    stuck = [rank for rank in step if place[rank] < len(step[rank])]
+    if stuck:
+        raise UnfinishedError(f"ranks {stuck[:8]} wait for operations that are not recorded")
+    return max(clock.values(), default=0.0)
+
+
+def _needed(step: Step) -> dict[Hashable, int]:
+    ranks: dict[Hashable, set[int]] = defaultdict(set)
+    for rank, order in step.items():
+        for together in order:
+            for one in together:
+                if one.meeting is not None:
+                    ranks[one.meeting].add(rank)
+    return {meeting: len(members) for meeting, members in ranks.items()}
