@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from headway.health.client import verdicts_of
 
 from benchmarks.drill.catalogue import Strike, named
 from benchmarks.drill.drilled import recover
@@ -28,9 +29,14 @@ def test_of_two_tensor_parallel_ranks_the_held_one_is_replaced(
     with Rig() as rig:
         run = rig.launch("held", *LAYOUT)
         row = recover(LocalRun(run, 0), strike)
+        verdicts = verdicts_of(run.folder.verdicts.parent)
         rig.finish(run)
     assert row["blamed"] == [1] == row["missing"]
     assert of_fault(row, {}) == []
+    [verdict] = [one for one in verdicts if one.kind == "silence"]
+    shown = {one.name: one.value for one in verdict.evidence}
+    assert shown["why"].startswith("it never began operation ")
+    assert "failpoints.py" in shown["where"], "its own stack"
 
 
 @pytest.mark.parametrize(
