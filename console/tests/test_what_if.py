@@ -7,6 +7,8 @@ from pathlib import Path
 import polars as pl
 import pytest
 from headway.common.errors import InputError
+from headway.common.plan.grid import Grid
+from headway.console.analysis.own_steps import own_steps
 from headway.console.analysis.replay import Operation, UnfinishedError, replay
 from headway.console.analysis.step_traces import read_steps
 from headway.console.analysis.what_if import what_if
@@ -91,3 +93,57 @@ def test_what_is_no_trace_is_refused_by_name(tmp_path: Path, content: str) -> No
         path.write_bytes(b"PAR1 and no more")
     with pytest.raises(InputError, match=r"cannot be read|it lacks dp_rank"):
         read_steps(path)
+
+
+def actions(slow: dict[int, float]) -> pl.DataFrame:
+    """Two stages and two replicas, as ``step_actions`` gives them: receives only wait, sends only
+    send, and a reduction is issued before it is waited for. Milliseconds."""
+    rows: list[dict[str, object]] = []
+
+    def add(rank: int, action: str, start: float, end: float, **more: object) -> None:
+        rows.append({
+            "rank": rank, "generation": 0, "step": 3, "action": action, "chunk": 0,
+            "micro_batch": -1, "waiting": False, "has_peers": False, "pp_rank": rank // 2,
+            "dp_rank": rank % 2, "tp_rank": 0, "sequence": len(rows), "start_ns": int(start * 1e6),
+            "end_ns": int(end * 1e6), "own_ns": int((end - start) * 1e6), **more,
+        })  # fmt: skip
+
+    ends = {}
+    for replica in (0, 1):
+        clock, sent = 0.0, {}
+        for number in (0, 1):
+            took = 10 * slow.get(replica, 1.0)
+            add(replica, "FORWARD", clock, clock + took, micro_batch=number)
+            clock = sent[number] = clock + took
+            add(replica, "SEND_FORWARD", clock, clock, micro_batch=number, has_peers=True)
+        ends[replica], clock = clock, 0.0
+        for number in (0, 1):
+            arrives = max(clock, sent[number] + 1)
+            add(2 + replica, "RECV_FORWARD", clock, arrives, micro_batch=number, waiting=True,
+                has_peers=True)  # fmt: skip
+            took = 10 * slow.get(2 + replica, 1.0)
+            add(2 + replica, "FORWARD", arrives, arrives + took, micro_batch=number)
+            clock = arrives + took
+        ends[2 + replica] = clock
+    for rank, end in ends.items():
+        last = max(ends[rank // 2 * 2], ends[rank // 2 * 2 + 1])
+        add(rank, "REDUCE_SCATTER", end, end, has_peers=True)
+        add(rank, "REDUCE_SCATTER", end, last + 5, has_peers=True, waiting=True)
+        add(rank, "NORM", last + 5, max(ends.values()) + 7, has_peers=True)
+    return pl.DataFrame(rows)
+
+
+def test_the_steps_of_a_run_are_replayed_from_its_records() -> None:
+    grid = Grid(tp=1, pp=2, dp=2)
+    found = what_if(own_steps(actions({}), grid).values())
+    assert found.seconds == pytest.approx(0.001 * (10 + 1 + 20 + 5 + 2))
+    assert found.slowdown == pytest.approx(1.0)
+    found = what_if(own_steps(actions({3: 3.0}), grid).values())
+    assert found.seconds == pytest.approx(0.001 * (10 + 1 + 60 + 5 + 2))
+    assert found.cause.startswith("rank 3 is slow")
+
+
+def test_a_message_whose_receive_was_not_recorded_holds_nothing_up() -> None:
+    rows = actions({}).filter(~((pl.col("rank") == 2) & (pl.col("action") == "RECV_FORWARD")))
+    [step] = own_steps(rows, Grid(tp=1, pp=2, dp=2)).values()
+    assert replay(step, lambda one: one.seconds) > 0

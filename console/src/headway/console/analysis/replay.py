@@ -1,8 +1,8 @@
 """Plays a recorded step again with other times: what a step would take if something were faster.
 
 Each rank does its operations in the recorded order, one after the other; those that were begun
-together, as a send and a receive, run side by side. An operation of several ranks begins when the
-last of them has arrived. Time between operations, as for launching them, is left out (the what-if
+together, as a send and a receive, run side by side. A transfer begins when the last of its ranks
+has begun to take part. Time between operations, as for launching them, is left out (the what-if
 analysis of arXiv 2505.05713, section 3).
 """
 
@@ -26,6 +26,10 @@ class Operation:
     its ranks had arrived: equal on all of them."""
     meeting: Hashable = None
     """Equal on all ranks that communicate with each other here; None of a computation."""
+    begins: bool = True
+    """Whether the rank takes part from here on; the transfer begins once all have."""
+    waits: bool = True
+    """Whether the rank waits here for the transfer; who sends need not."""
 
 
 Step = Mapping[int, Sequence[Sequence[Operation]]]
@@ -47,6 +51,7 @@ def replay(step: Step, seconds: Seconds) -> float:
     clock = dict.fromkeys(step, 0.0)
     place = dict.fromkeys(step, 0)
     arrived: dict[Hashable, dict[int, float]] = defaultdict(dict)
+    waiting: dict[Hashable, list[int]] = defaultdict(list)
     ends: dict[Hashable, float] = {}
     ready = list(step)
     while ready:
@@ -59,14 +64,17 @@ def replay(step: Step, seconds: Seconds) -> float:
                 continue
             for one in together:
                 here = arrived[one.meeting]
-                if rank not in here:
+                if one.begins and rank not in here:
                     here[rank] = clock[rank]
                     if len(here) == needed[one.meeting]:
                         ends[one.meeting] = max(here.values()) + seconds(one)
-                        ready += [other for other in here if other != rank]
-            if not all(one.meeting in ends for one in together):
+                        ready += waiting.pop(one.meeting, ())
+            awaited = [one.meeting for one in together if one.waits]
+            missing = [meeting for meeting in awaited if meeting not in ends]
+            if missing:
+                waiting[missing[0]].append(rank)
                 break
-            clock[rank] = max(clock[rank], *(ends[one.meeting] for one in together))
+            clock[rank] = max([clock[rank], *(ends[meeting] for meeting in awaited)])
             place[rank] += 1
     stuck = [rank for rank in step if place[rank] < len(step[rank])]
     if stuck:
@@ -79,6 +87,6 @@ def _needed(step: Step) -> dict[Hashable, int]:
     for rank, order in step.items():
         for together in order:
             for one in together:
-                if one.meeting is not None:
+                if one.meeting is not None and one.begins:
                     ranks[one.meeting].add(rank)
     return {meeting: len(members) for meeting, members in ranks.items()}

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from headway.common.cli import AsJson
@@ -14,13 +15,23 @@ from headway.common.output import emit
 from headway.console.commands.options import RUNS, RunsDir, complete_runs, find_run
 from headway.console.commands.pages import LOOK
 
+if TYPE_CHECKING:
+    from headway.console.analysis.replay import Step
+
+MAX_STEPS = 64
+"""Of a run, the newest so many are replayed."""
+
 
 def register(app: typer.Typer) -> None:
     """Add the command."""
     page(
         app,
         heading=LOOK,
-        examples=("headway diagnose", "headway diagnose ./incident --json"),
+        examples=(
+            "headway diagnose",
+            "headway diagnose ./incident --json",
+            "headway diagnose tiny --what-if",
+        ),
         json="one object: found (list of diagnoses), read, unread; with --what-if a list: trace, "
         "slowdown, cause, seconds, ideal_seconds, by_rank, by_stage, by_kind",
     )(diagnose)
@@ -41,8 +52,8 @@ def diagnose(
         bool,
         typer.Option(
             "--what-if",
-            help="How much faster steps would be without stragglers, from a Parquet trace of "
-            "StragglerAnalysis or a folder of them.",
+            help="How much faster steps would be without stragglers: of a run, a Parquet trace "
+            "of StragglerAnalysis, or a folder of them.",
         ),
     ] = False,
     runs_dir: RunsDir = RUNS,
@@ -55,7 +66,7 @@ def diagnose(
     from headway.health.client import diagnose_folder, diagnose_run
 
     if what_if:
-        _show_what_if(what, as_json)
+        _show_what_if(what, runs_dir, as_json)
         return
     if what is not None and _is_folder(what, runs_dir):
         done = diagnose_folder(Path(what))
@@ -66,19 +77,10 @@ def diagnose(
     raise typer.Exit(1 if done.is_wrong else 0)
 
 
-def _show_what_if(what: str | None, as_json: AsJson) -> None:
-    from headway.console.analysis.step_traces import read_steps
+def _show_what_if(what: str | None, runs_dir: Path, as_json: AsJson) -> None:
     from headway.console.analysis.what_if import what_if
 
-    path = Path(what or "")
-    traces = sorted(path.rglob("*.parquet")) if path.is_dir() else [path]
-    if what is None or not traces or not traces[0].is_file():
-        raise InputError(
-            f"{what or 'nothing'} has no trace of steps",
-            remedy="name a Parquet file of StragglerAnalysis, or a folder of them; those of a run "
-            "are not read yet",
-        )
-    found = {str(one): what_if(read_steps(one).values()) for one in traces}
+    found = {name: what_if(steps) for name, steps in _steps(what, runs_dir)}
     lines = []
     for name, one in found.items():
         times = f"{one.seconds:.3f} s, {one.ideal_seconds:.3f} s without stragglers"
@@ -88,6 +90,35 @@ def _show_what_if(what: str | None, as_json: AsJson) -> None:
         for name, one in found.items()
     ]
     emit(rows, as_json, lines)
+
+
+def _steps(what: str | None, runs_dir: Path) -> Iterator[tuple[str, list[Step]]]:
+    """Name and steps of each trace in a folder, of a trace, or of a run.
+
+    Raises:
+        InputError: there is none.
+    """
+    from headway.console.analysis.actions import step_actions
+    from headway.console.analysis.events import load_events
+    from headway.console.analysis.own_steps import own_steps
+    from headway.console.analysis.step_traces import read_steps
+
+    path = Path(what or "")
+    traces = sorted(path.rglob("*.parquet")) if what and _is_folder(what, runs_dir) else []
+    if what and path.suffix == ".parquet":
+        traces = [path]
+    if traces:
+        yield from ((str(one), [*read_steps(one).values()]) for one in traces)
+        return
+    run = find_run(what, runs_dir)
+    for trouble in run.fetch_records():
+        typer.echo(trouble, err=True)
+    grid = run.config.parallel.grid
+    steps = own_steps(step_actions(load_events(run.path), grid), grid)
+    newest = sorted(steps)[-MAX_STEPS:]
+    if not newest:
+        raise InputError(f"run {run.name} has no finished step", remedy="wait for its first steps")
+    yield run.name, [steps[key] for key in newest]
 
 
 def _is_folder(what: str, runs_dir: Path) -> bool:
