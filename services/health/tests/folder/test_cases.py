@@ -112,6 +112,34 @@ def test_missing_dumps_make_their_ranks_suspects_that_nothing_is_known_of(tmp_pa
     assert first.confidence <= 0.7
 
 
+def test_of_two_dumps_of_a_rank_the_newer_one_counts(tmp_path: Path) -> None:
+    case = next(one for one in CASES if one.name == "01_missing_member")
+    shutil.copytree(case / "dumps", tmp_path / "second")
+    (tmp_path / "first").mkdir()
+    for dump in (case / "dumps").iterdir():
+        value = json.loads(dump.read_text())
+        value["entries"] = value["entries"][:2]
+        (tmp_path / "first" / dump.name).write_text(json.dumps(value))
+    done = diagnose_folder(tmp_path)
+    assert [one.rank for one in done.found[0].culprits] == [5]
+    shutil.move(tmp_path / "first", tmp_path / "third")
+    done = diagnose_folder(tmp_path)
+    assert [one.rank for one in done.found[0].culprits] == [5]
+    assert "a newer dump of rank 0" in done.unread["third/nccl_trace_rank_0"]
+
+
+def test_culprits_of_one_node_are_said_to_be(tmp_path: Path) -> None:
+    case = next(one for one in CASES if one.name == "01_missing_member")
+    shutil.copytree(case / "dumps", tmp_path / "dumps")
+    value = json.loads((tmp_path / "dumps" / "nccl_trace_rank_5").read_text())
+    (tmp_path / "dumps" / "nccl_trace_rank_4").write_text(json.dumps(value))
+    table = "".join(f"{rank} gpu-a0{rank // 4} {rank % 4}\n" for rank in range(8))
+    (tmp_path / "ranks.txt").write_text("# rank host local_rank\n" + table)
+    [first] = diagnose_folder(tmp_path).found
+    assert [one.rank for one in first.culprits] == [4, 5]
+    assert first.why[0] == "all of them are on gpu-a01"
+
+
 def test_json_of_a_diagnosis_is_plain() -> None:
     done = diagnose_folder(CASES[0])
     text = json.dumps([one.as_dict() for one in done.found])

@@ -69,6 +69,11 @@ class Dump:
     is_nccl: bool = True
 
     @property
+    def newest_ns(self) -> int:
+        """When its newest operation was entered, 0 without any."""
+        return max((one.created_ns for one in self.entries), default=0)
+
+    @property
     def knows_starts(self) -> bool:
         """Whether it recorded when the device began operations."""
         return any(one.has_started for one in self.entries)

@@ -150,7 +150,14 @@ Reader = Callable[[Evidence, Readings, Path, str, str], str]
 
 
 def _dump(found: Evidence, _: Readings, path: Path, _name: str, _encoding: str) -> str:
-    found.dumps.append(read_dump(path))
+    """Of two dumps of one rank the newer one counts, as of a job that was started again."""
+    dump = read_dump(path)
+    known = next((one for one in found.dumps if one.rank == dump.rank), None)
+    if known is not None and known.newest_ns >= dump.newest_ns:
+        raise ValueError(f"a newer dump of rank {dump.rank} was read: judge each job by itself")
+    if known is not None:
+        found.dumps.remove(known)
+    found.dumps.append(dump)
     return "a dump of a flight recorder"
 
 

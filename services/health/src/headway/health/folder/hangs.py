@@ -98,6 +98,9 @@ def _of_holdup(evidence: Evidence, scene: Scene, found: Holdup) -> Diagnosis:
     waiting = _waiting(scene, found)
     if waiting:
         why = (*why, f"{ranks_in_words(waiting)} only wait")
+    nodes = {one.node for one in culprits}
+    if len(culprits) > 1 and len(nodes) == 1 and "" not in nodes:
+        why = (f"all of them are on {nodes.pop()}", *why)
     if limit_s:
         why = (*why, f"the limit of the group is {limit_s:.0f} s")
     return Diagnosis(
