@@ -33,7 +33,9 @@ _ETHER_TYPE, _SOURCE, _TARGET, _IPV4 = 12, 26, 30, 0x0800
 _RANDOM = 0xFFFFF000 + 56
 """SKF_AD_OFF + SKF_AD_RANDOM: a random word, see the kernel's networking/filter."""
 _LOAD_HALF, _LOAD_WORD, _IF_EQUAL, _IF_AT_LEAST, _RETURN = 0x28, 0x20, 0x15, 0x35, 0x06
-_PASS, _DROP, _CLASS = 0, 2, 0xFFFFFFFF
+_PASS, _VANISH, _CLASS = 0, 4, 0xFFFFFFFF
+"""TC_ACT_STOLEN: the packet counts as sent. What is shot instead is reported to TCP as a queue of
+its own machine that is full, which is not counted as a loss."""
 _UNLIMITED = "rate 32gbit quantum 65536"
 
 
@@ -135,7 +137,7 @@ def _commands(fault: str, device: str, address: str) -> list[str]:
         f"qdisc add dev {device} clsact",
         *(
             f"filter add dev {device} {way} protocol ip prio {_PRIORITY} handle 1 bpf da "
-            f'bytecode "{_program(field, address, share, _DROP)}"'
+            f'bytecode "{_program(field, address, share, _VANISH)}"'
             for way, field in (("egress", _SOURCE), ("ingress", _TARGET))
         ),
     ]
