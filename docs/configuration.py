@@ -75,6 +75,7 @@ ENVIRONMENT = {
     "HEADWAY_RESTARTED_FOR": "Set by a node's init: why it started this executor again.",
     "HEADWAY_ROLE": "Set by the launcher: what the process is, for example `executor`.",
     "HEADWAY_LOG_MIB": "Set by the executor: `launch.log_mib`, for the processes it starts.",
+    "HEADWAY_ENDS_WITH": "Set by the parent of a check: the process with which it ends.",
     "HEADWAY_BEAT_FD": "Set by a node's init: the pipe to which the executor writes its beats.",
     "HEADWAY_FAULT": "Set by `headway inject` in the process that holds a fault that lasts.",
     "HEADWAY_CLOCK": "Set by the drills: the file that shifts the wall clock of a process.",

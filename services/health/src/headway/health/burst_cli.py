@@ -47,7 +47,7 @@ def burst(
     ] = "",
     as_json: AsJson = False,
 ) -> None:
-    """Show which links are full, congested or paused, every 10 ms; and what GPUs do."""
+    """Show which links are full or paused, and what GPUs do."""
     import msgspec
     from headway.health.sources.burst import burst as watch
     from headway.health.sources.gpu_burst import GpuBursts

@@ -70,7 +70,7 @@ class SlowStepSource:
         return [*_of_links(found), *_of_gpus(gpus)]
 
     def close(self) -> None:
-        """End the process of a reading that goes on."""
+        """End the process of a reading that has not ended."""
         if self._probe is not None:
             self._probe.close()
 
