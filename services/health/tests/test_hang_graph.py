@@ -115,3 +115,112 @@ def test_frozen_ranks_are_named_whatever_they_wait_for() -> None:
         view(2, "others", row(DP, 0, 8, 7), **frozen),
     ]
     assert named(find_hang(views, CONFIG)) == (0, 2)
+
+
+def on_gpu(rank: int, action: str, *rows: GroupRow, waits: str = "others") -> RankView:
+    """A rank whose host polls for what its device computes."""
+    place = DevicePlace(action, 9, 0, is_end=False, age_s=5.0, asked_ago_s=0.1)
+    return view(rank, waits, *rows, device=place, open_kind="SUMS")
+
+
+SUM = 2 * GroupKind.EVERY_RANK
+
+
+def test_a_hung_device_is_named_although_every_host_polls_for_the_sums() -> None:
+    views = [
+        on_gpu(0, "OPTIMIZER", row(DP, 0, 8, 7), row(SUM, 0, 5, 4)),
+        on_gpu(1, "ALL_GATHER", row(DP, 0, 8, 7), row(SUM, 0, 5, 4)),
+    ]
+    assert named(find_hang(views, CONFIG)) == (0,)
+
+
+def test_a_device_that_was_not_asked_of_late_is_not_named() -> None:
+    stale = DevicePlace("OPTIMIZER", 9, 0, is_end=False, age_s=60.0, asked_ago_s=60.0)
+    views = [
+        view(0, "others", row(DP, 0, 8, 7), device=stale),
+        on_gpu(1, "ALL_GATHER", row(DP, 0, 8, 7)),
+    ]
+    assert named(find_hang(views, CONFIG)) == ()
+
+
+def test_devices_that_wait_in_a_sum_are_not_named_when_others_have_left_it() -> None:
+    """Rank 1 has left the sum, and rank 0 waits in the last gather of it, for a third rank."""
+    views = [
+        on_gpu(0, "AGREEMENT", row(SUM, 0, 4, 3), row(DP, 0, 8, 6)),
+        on_gpu(1, "ALL_GATHER", row(SUM, 0, 5, 4), row(DP, 0, 11, 6)),
+    ]
+    assert named(find_hang(views, CONFIG)) == ()
+
+
+def test_a_device_that_waits_in_the_backward_of_a_split_pass_is_not_named() -> None:
+    for action in ("BACKWARD_INPUT", "BACKWARD_WEIGHT", "TENSOR_PARALLEL"):
+        views = [
+            on_gpu(0, action, row(TP, 0, 8, 7), row(DP, 0, 4, 3)),
+            on_gpu(1, action, row(TP, 0, 8, 7)),
+            on_gpu(2, "REDUCE_SCATTER", row(DP, 0, 4, 3)),
+        ]
+        assert named(find_hang(views, CONFIG)) == (), action
+
+
+def test_unrecorded_waits_of_a_pass_do_not_hide_the_host_that_is_held() -> None:
+    """Only waits that are recorded show as done, so both seem to be in operation 11."""
+    views = [
+        view(0, "", row(TP, 0, 12, 10)),
+        on_gpu(1, "FORWARD", row(TP, 0, 19, 10)),
+    ]
+    assert named(find_hang(views, CONFIG)) == (0,)
+
+
+def test_a_device_that_receives_has_not_begun_what_it_will_send() -> None:
+    """Rank 0 hangs in a backward; rank 1 waits for it, and rank 2 for rank 1."""
+    views = [
+        on_gpu(0, "BACKWARD", row(BACKWARD, 0, 9, 5)),
+        on_gpu(1, "RECV_BACKWARD", row(BACKWARD + 1, 0, 9, 5), row(BACKWARD, 1, 9, 5)),
+        on_gpu(2, "RECV_BACKWARD", row(BACKWARD + 1, 1, 9, 5)),
+    ]
+    assert named(find_hang(views, CONFIG)) == (0,)
+
+
+def test_a_message_that_has_arrived_is_done_at_its_sender() -> None:
+    """Rank 0 has not looked at what it sent; what it is in is the next message."""
+    views = [
+        on_gpu(0, "SEND_FORWARD", row(FORWARD, 0, 9, 3)),
+        view(1, "", row(FORWARD + 1, 0, 8, 8)),
+    ]
+    assert named(find_hang(views, CONFIG)) == (1,)
+
+
+def test_ranks_that_meet_in_different_collectives_are_said_to_run_different_programs() -> None:
+    gather = GroupRow(DP, 0, 2, Op.ALL_GATHER, 64, 8, 7, 5000, 5000)
+    views = [view(0, "others", row(DP, 0, 8, 7)), view(1, "others", gather), view(2, "")]
+    hang = find_hang(views, CONFIG)
+    assert named(hang) == (), "what a rank does after that may follow from it"
+    assert hang is not None and hang.cause == "collective_mismatch"
+    assert "rank 0 all_reduce" in hang.what and "rank 1 all_gather" in hang.what
+
+
+def test_a_circle_inside_a_sum_over_all_ranks_is_a_deadlock() -> None:
+    """Two of four ranks gather along the axes in the other order."""
+    views = [
+        view(rank, "others", row(SUM, 0, 5, 4), row(TP, tp, *tp_row), row(DP, dp, *dp_row))
+        for rank, tp, tp_row, dp, dp_row in (
+            (0, 0, (9, 8), 0, (6, 6)),
+            (1, 0, (8, 8), 1, (7, 6)),
+            (2, 2, (8, 8), 0, (7, 6)),
+            (3, 2, (9, 8), 1, (6, 6)),
+        )
+    ]
+    hang = find_hang(views, CONFIG)
+    assert named(hang) == ()
+    assert hang is not None and hang.cause == "deadlock", hang.what
+
+
+def test_a_rank_that_is_held_is_named_beside_one_of_which_nothing_is_known() -> None:
+    views = [
+        view(0, "", row(TP, 0, 40, 40), row(DP, 0, 7, 7)),
+        view(1, "others", row(TP, 0, 41, 40), row(DP, 1, 7, 7)),
+        view(2, "others", row(DP, 0, 8, 7), row(TP, 2, 41, 40)),  # rank 3 has not reported
+    ]
+    assert named(find_hang(views, CONFIG)) == (0,)
+    hang = find_hang(views[2:], CONFIG)
+    assert named(hang) == () and hang is not None and hang.cause == "unreported"

@@ -87,6 +87,8 @@ class MonitorState:
         self._slow = SlowRanks(self._episodes, config, grid)
         self._findings = FindingEpisodes(self._episodes, rules or shipped(), config.log_quiet_s)
         self._pace = Pace(config)
+        self._ended: dict[int, RankView] = {}
+        """Ranks of the newest generation that have ended with code 0, as they were last seen."""
         self._quiet: set[int] = set()
         """Ranks silent beyond their limit in enough beats."""
         self._stuck: set[int] = set()
@@ -165,6 +167,7 @@ class MonitorState:
         verdicts: list[Verdict] = []
         if worker.generation > self.generation:
             self.generation = worker.generation
+            self._ended.clear()
         is_current = worker.generation == self.generation
         if is_current and worker.state not in ENDED:
             verdicts += close_replaced(self._episodes, node, worker)
@@ -175,7 +178,7 @@ class MonitorState:
         elif was_alive or (is_current and clock_s >= self._settle_s()):
             verdicts += judge_process(self._episodes, node, worker)
         if is_current:
-            self._observe(node, worker)
+            self._observe(node, worker, clock_s)
             verdicts += self._close_silence(node, worker)
         else:
             self._forget(node, worker)
@@ -194,13 +197,17 @@ class MonitorState:
         """
         return 2 * self.config.beat_interval_s
 
-    def _observe(self, node: int, worker: WorkerSignals) -> None:
+    def _observe(self, node: int, worker: WorkerSignals, clock_s: float) -> None:
         if worker.state in ENDED or worker.state == "done":
+            if worker.state == "done" and worker.rank in self.ranks:
+                self._ended[worker.rank] = self.ranks[worker.rank]
+                self._ended[worker.rank].absence = "ended"
             self._forget(node, worker)
             return
         self._pace.note(worker)
+        self._ended.pop(worker.rank, None)
         known = self.ranks.get(worker.rank)
-        view = observe(known, node, worker, self.config, self._pace.first_limit_s)
+        view = observe(known, node, worker, self.config, self._pace.first_limit_s, clock_s)
         self.ranks[worker.rank] = view
         _keep(self._quiet, worker.rank, view.beats_over >= self.config.confirm_beats)
         _keep(self._stuck, worker.rank, view.is_stuck(self.config))
@@ -258,6 +265,10 @@ class MonitorState:
             return verdicts
         views = list(self.ranks.values())
         late_nodes = {node for node in {v.node for v in views} if self._is_late(node, clock_s)}
+        for view in views:
+            if view.node not in late_nodes and self._is_unheard(view):
+                view.absence = "unheard"
+        views += self._ended.values()
         return verdicts + self._hangs.judge(views, late_nodes, self.generation, clock_s)
 
     def _cuts(self, clock_s: float) -> list[Verdict]:
@@ -272,6 +283,11 @@ class MonitorState:
 
     def _is_late(self, node: int, clock_s: float) -> bool:
         return clock_s - self.nodes[node].heard_s > LATE_BEATS * self.config.beat_interval_s
+
+    def _is_unheard(self, view: RankView) -> bool:
+        """Whether a node has reported for some beats, but not about this rank of it."""
+        unheard_s = self.nodes[view.node].heard_s - view.heard_s
+        return unheard_s > LATE_BEATS * self.config.beat_interval_s
 
     def _repeated(self, clock_s: float) -> list[Verdict]:
         """Repeat verdicts on dead, stopped and silent ones that are still open.

@@ -92,7 +92,8 @@ class Hangs:
         return closed
 
     def _moves(self, views: Collection[RankView]) -> bool:
-        return any(view.signals.age_s < view.stall_s(self._config) for view in views)
+        heard = (view for view in views if not view.absence)
+        return any(view.signals.age_s < view.stall_s(self._config) for view in heard)
 
     def _close(self, key: Key, why: str) -> list[Verdict]:
         return self._episodes.close(key, fact("flight", "over", why))

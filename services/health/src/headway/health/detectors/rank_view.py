@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
 from headway.common.wire.messages.health import WorkerSignals
 from headway.health.config import HealthConfig
@@ -22,6 +23,10 @@ class RankView:
     """Consecutive beats in which the rank was silent beyond its limit."""
     first_limit_s: float = 0.0
     """Limit in the first steps of its generation, 0 for the suspended one."""
+    heard_s: float = 0.0
+    """When its node last reported it, on the monitor's clock."""
+    absence: Literal["", "unheard", "ended"] = ""
+    """Why nothing new is known of it: its node reports, but not about it, or it has ended well."""
 
     @property
     def waits_for_data(self) -> bool:
@@ -92,6 +97,7 @@ def observe(
     signals: WorkerSignals,
     config: HealthConfig,
     first_limit_s: float = 0.0,
+    heard_s: float = 0.0,
 ) -> RankView:
     """The view after one more beat; a new process or generation starts afresh."""
     is_same = (
@@ -103,6 +109,7 @@ def observe(
     if view is None or not is_same:
         view = RankView(node, signals)
     view.signals, view.first_limit_s = signals, first_limit_s
+    view.heard_s, view.absence = heard_s, ""
     is_over = view.silence_s > view.limit_s(config) and signals.state != TRACED
     view.beats_over = view.beats_over + 1 if is_over else 0
     return view

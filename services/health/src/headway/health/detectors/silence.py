@@ -21,11 +21,15 @@ from headway.health.detectors.episodes import fact
 from headway.health.detectors.positions import ANYTHING, scene_of
 from headway.health.detectors.process import describe_action
 from headway.health.detectors.rank_view import TRACED, RankView
-from headway.health.diagnosis.diagnosis import ranks_in_words
+from headway.health.detectors.unexplained import reason_of
+from headway.health.diagnosis.diagnosis import Cause, ranks_in_words
+from headway.health.diagnosis.mismatch import find_mismatch
 from headway.health.diagnosis.wait_for import Holdup, find_holdups
 
 NAMING = ("missing", "device")
 """Kinds of holdups that a rank causes by itself."""
+ABSENT = ("unreported", "ended")
+"""Kinds that do not make it doubtful that another rank is at fault."""
 MAX_STACKS = 4
 """Different stacks shown in one verdict."""
 
@@ -40,6 +44,8 @@ class Hang:
     """For how long nothing has moved; 0 of culprits that cannot recover by themselves."""
     what: str
     """What was observed, for people."""
+    cause: Cause = "unknown"
+    """Why no rank is named, if that is known."""
 
 
 def find_hang(views: Collection[RankView], config: HealthConfig) -> Hang | None:
@@ -49,32 +55,40 @@ def find_hang(views: Collection[RankView], config: HealthConfig) -> Hang | None:
     one is joining, restoring, evaluating or in its first steps within that limit, while one waits
     for data, and while a debugger holds one.
     """
-    if any(view.waits_for_data or view.signals.state == TRACED for view in views):
+    heard = [view for view in views if not view.absence]
+    if any(view.waits_for_data or view.signals.state == TRACED for view in heard):
         return None
-    if all(not view.signals.open_kind for view in views):
+    if all(not view.signals.open_kind for view in heard):
         return None
-    if any(view.signals.age_s < view.stall_s(config) for view in views):
-        return _find_livelock(views, config)
-    if not any(view.beats_over >= config.confirm_beats for view in views):
+    if any(view.signals.age_s < view.stall_s(config) for view in heard):
+        return _find_livelock(heard, config)
+    if not any(view.beats_over >= config.confirm_beats for view in heard):
         return None
-    silence_s = min(view.signals.age_s for view in views)
-    frozen = tuple(view for view in views if view.is_frozen(config))
+    silence_s = min(view.signals.age_s for view in heard)
+    frozen = tuple(view for view in heard if view.is_frozen(config))
     if frozen:
         return _confirmed(Hang(frozen, 0.0, "its process does not run"), config)
-    holdups = find_holdups(scene_of(views, config))
+    scene = scene_of(views, config)
+    mismatch = find_mismatch(scene)
+    if mismatch is not None:  # whatever a rank does then, its program is at fault
+        return Hang((), silence_s, str(mismatch), "collective_mismatch")
+    holdups = find_holdups(scene)
     ranks = _named(holdups)
     if ranks:
-        culprits = tuple(view for view in views if view.signals.rank in ranks)
-        return _confirmed(Hang(culprits, silence_s, _what(holdups[0])), config)
-    return Hang((), silence_s, f"no rank moved for {silence_s:.1f} s")
+        culprits = tuple(view for view in heard if view.signals.rank in ranks)
+        sure = next(one for one in holdups if one.kind in NAMING)
+        return _confirmed(Hang(culprits, silence_s, _what(sure)), config)
+    cause, reason = reason_of(holdups, [view.signals for view in heard])
+    return Hang((), silence_s, reason or f"no rank moved for {silence_s:.1f} s", cause)
 
 
 def _named(holdups: Collection[Holdup]) -> frozenset[int]:
-    """The ranks that are certainly at fault, if nothing else is."""
-    if any(one.kind not in NAMING for one in holdups):
+    """The ranks that are certainly at fault, if nothing else may be."""
+    if any(one.kind not in (*NAMING, *ABSENT) for one in holdups):
         return frozenset()
-    ranks = frozenset(rank for one in holdups for rank in one.ranks)
-    is_sure = len(ranks) == 1 or all(one.group != ANYTHING for one in holdups)
+    sure = [one for one in holdups if one.kind in NAMING]
+    ranks = frozenset(rank for one in sure for rank in one.ranks)
+    is_sure = len(ranks) == 1 or all(one.group != ANYTHING for one in sure)
     return ranks if is_sure else frozenset()
 
 
@@ -116,7 +130,8 @@ def evidence_of(
     if culprit is None:
         places = Counter(view.signals.open_kind or "between actions" for view in views)
         text = ", ".join(f"{count} in {place}" for place, count in places.most_common())
-        return (*rows, fact("flight", "ranks_by_action", text), *_stacks(views))
+        cause = [] if hang.cause == "unknown" else [fact("flight", "cause", hang.cause)]
+        return (*rows, *cause, fact("flight", "ranks_by_action", text), *_stacks(views))
     where = culprit.signals.place
     return (
         *([fact("stack", "where", where)] if where else []),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import get_args
+
 from headway.common.wire.messages.health import Verdict, VerdictKind
 from headway.health.diagnosis.diagnosis import Cause, Diagnosis, Kind, Observation, Subject
 
@@ -33,12 +35,12 @@ def diagnosis_of(verdict: Verdict) -> Diagnosis:
     if line := facts.get("line", ""):
         summary = f"{what}{f' on {subject}' if str(subject) else ''}: {line[:160]}"
     why = [f"{one.name.replace('_', ' ')}: {one.value}" for one in verdict.evidence
-           if one.name not in ("line", "where")]  # fmt: skip
+           if one.name not in ("line", "where", "cause")]  # fmt: skip
     if verdict.taken:
         why.append(f"done: {verdict.taken}")
     return Diagnosis(
         _kind(verdict),
-        _CAUSES.get(verdict.kind, "unknown"),
+        _cause(verdict, facts.get("cause", "")),
         summary,
         culprits=(subject,) if verdict.rank >= 0 or verdict.node >= 0 else (),
         where=facts.get("where", ""),
@@ -50,6 +52,12 @@ def diagnosis_of(verdict: Verdict) -> Diagnosis:
             Observation(one.source, f"{one.name}: {one.value}") for one in verdict.evidence
         ),
     )
+
+
+def _cause(verdict: Verdict, stated: str) -> Cause:
+    """That of its kind; an unexplained hang may state why nobody is named."""
+    causes = {one: one for one in get_args(Cause)}
+    return _CAUSES.get(verdict.kind) or causes.get(stated, "unknown")
 
 
 def _kind(verdict: Verdict) -> Kind:

@@ -22,6 +22,9 @@ class Group:
     members: tuple[int, ...]
     """Global ranks; of messages, the sender and then the receiver."""
     is_message: bool = False
+    is_composite: bool = False
+    """Whether what is done in it is made of operations of other groups, so that it may have
+    finished on one member while another still waits for a third."""
 
 
 @dataclass(frozen=True, slots=True)

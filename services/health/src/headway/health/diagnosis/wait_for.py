@@ -124,7 +124,7 @@ def _has_finished_elsewhere(scene: Scene, rank: int, pending: Pending) -> bool:
     position = scene.positions[rank]
     operation = position.operations.get((pending.group, pending.sequence))
     group = scene.groups.get(pending.group)
-    if group is None or group.is_message or not position.runs_ahead:
+    if group is None or group.is_message or group.is_composite or not position.runs_ahead:
         return False
     if operation is not None and operation.is_one_sided:
         return False
@@ -149,9 +149,12 @@ def _missing(
 
 
 def _is_queued(position: Position, front: tuple[Pending, ...], group: str, sequence: int) -> bool:
-    """Whether an operation that has been entered is behind another one in the queue."""
+    """Whether an operation that has been entered is behind another one in the queue.
+
+    It is behind those of its own group in any case, since these are carried out in their order.
+    """
     return any(
-        one.group == group and one.sequence == sequence and one not in front
+        one.group == group and one.sequence <= sequence and one not in front
         for one in position.pending
     )
 
