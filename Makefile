@@ -17,7 +17,7 @@ export OMP_NUM_THREADS ?= 1
 unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: help setup setup-lab setup-test run slurm-bed test-packages lab test check lint types fmt lock lock-check docs screenshots matrix \
-        drill mutations mutants down-time bench-train fuzz gpu gpu-wheels up down clean
+        drill campaign mutations mutants down-time bench-train fuzz gpu gpu-wheels up down clean
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*?## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 14
@@ -83,6 +83,9 @@ drill: setup-test ## run the fifteen drills (TIMES=1), then 60 seeded faults ove
 	"$(PY)" -m benchmarks.drill --all --times $(TIMES) --out benchmarks/results/drills.json; \
 	    code=$$?; "$(PY)" -m benchmarks.drill --faults 60 --out benchmarks/results/drill.json \
 	    && exit $$code
+
+campaign: setup-test ## judge seeded hangs with known culprits, and healthy runs
+	"$(PY)" -m benchmarks.campaign --out benchmarks/results/campaign.json $(ARGS)
 
 mutations: setup-test ## break the source in chosen places and check that the named tests fail
 	"$(PY)" -m benchmarks.mutations --out benchmarks/results/mutations.json
