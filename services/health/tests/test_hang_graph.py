@@ -224,3 +224,14 @@ def test_a_rank_that_is_held_is_named_beside_one_of_which_nothing_is_known() -> 
     assert named(find_hang(views, CONFIG)) == (0,)
     hang = find_hang(views[2:], CONFIG)
     assert named(hang) == () and hang is not None and hang.cause == "unreported"
+
+
+def test_a_run_whose_devices_move_does_not_hang_although_its_hosts_poll() -> None:
+    views = [
+        on_gpu(0, "FORWARD", row(DP, 0, 8, 7)),
+        on_gpu(1, "ALL_GATHER", row(DP, 0, 8, 7)),
+    ]
+    assert find_hang(views, CONFIG) is not None
+    moving = DevicePlace("FORWARD", 9, 0, is_end=False, age_s=0.5, asked_ago_s=0.1)
+    views[0].signals = msgspec.structs.replace(views[0].signals, device=moving)
+    assert find_hang(views, CONFIG) is None

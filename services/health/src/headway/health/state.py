@@ -32,7 +32,7 @@ from headway.health.detectors.process import (
     judge_process,
     process_key,
 )
-from headway.health.detectors.rank_view import RankView, observe
+from headway.health.detectors.rank_view import RankView, observe, still_s
 from headway.health.detectors.slow import SlowRanks
 from headway.health.rule_files import shipped
 from headway.health.rulebook import RuleBook
@@ -223,7 +223,7 @@ class MonitorState:
         key = process_key(node, worker)
         known = self._episodes.get(key)
         is_silence = known is not None and known.kind == "silence"
-        if not is_silence or worker.age_s > self.config.silence_floor_s / 2:
+        if not is_silence or still_s(worker) > self.config.silence_floor_s / 2:
             return []
         return self._episodes.close(key, fact("flight", "moves_again", f"head {worker.head}"))
 

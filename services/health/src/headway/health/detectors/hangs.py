@@ -14,7 +14,7 @@ from headway.health.detectors.episodes import Episodes, Key, fact
 from headway.health.detectors.follow_ups import FollowUps
 from headway.health.detectors.groups import evidence_of_groups
 from headway.health.detectors.process import PROCESS_KINDS, process_key
-from headway.health.detectors.rank_view import RankView
+from headway.health.detectors.rank_view import RankView, still_s
 from headway.health.detectors.silence import Hang, evidence_of, find_hang
 
 UNEXPLAINED: Final = "unexplained_hang"
@@ -93,7 +93,7 @@ class Hangs:
 
     def _moves(self, views: Collection[RankView]) -> bool:
         heard = (view for view in views if not view.absence)
-        return any(view.signals.age_s < view.stall_s(self._config) for view in heard)
+        return any(still_s(view.signals) < view.stall_s(self._config) for view in heard)
 
     def _close(self, key: Key, why: str) -> list[Verdict]:
         return self._episodes.close(key, fact("flight", "over", why))

@@ -58,7 +58,7 @@ class RankView:
         signals = self.signals
         if self.waits_for_data and signals.data_age_s >= 0:
             return min(signals.age_s, signals.data_age_s)
-        return signals.age_s
+        return still_s(signals)
 
     def is_suspended(self, config: HealthConfig) -> bool:
         """Whether the rank may take long.
@@ -89,6 +89,15 @@ class RankView:
         usual_s = self.signals.median_step_s or config.suspended_limit_s
         limit_s = max(config.step_floor_s, config.step_factor * usual_s)
         return self.signals.step_age_s > limit_s and not self.waits_for_data
+
+
+def still_s(signals: WorkerSignals) -> float:
+    """How long neither the host of a rank has moved, nor its device.
+
+    While the device works the host polls for the result, which takes most of a step.
+    """
+    device = signals.device
+    return signals.age_s if device is None else min(signals.age_s, device.age_s)
 
 
 def observe(

@@ -20,7 +20,7 @@ from headway.health.config import HealthConfig
 from headway.health.detectors.episodes import fact
 from headway.health.detectors.positions import ANYTHING, scene_of
 from headway.health.detectors.process import describe_action
-from headway.health.detectors.rank_view import TRACED, RankView
+from headway.health.detectors.rank_view import TRACED, RankView, still_s
 from headway.health.detectors.unexplained import reason_of
 from headway.health.diagnosis.diagnosis import Cause, ranks_in_words
 from headway.health.diagnosis.mismatch import find_mismatch
@@ -60,11 +60,11 @@ def find_hang(views: Collection[RankView], config: HealthConfig) -> Hang | None:
         return None
     if all(not view.signals.open_kind for view in heard):
         return None
-    if any(view.signals.age_s < view.stall_s(config) for view in heard):
+    if any(still_s(view.signals) < view.stall_s(config) for view in heard):
         return _find_livelock(heard, config)
     if not any(view.beats_over >= config.confirm_beats for view in heard):
         return None
-    silence_s = min(view.signals.age_s for view in heard)
+    silence_s = min(still_s(view.signals) for view in heard)
     frozen = tuple(view for view in heard if view.is_frozen(config))
     if frozen:
         return _confirmed(Hang(frozen, 0.0, "its process does not run"), config)
