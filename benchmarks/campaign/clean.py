@@ -36,10 +36,10 @@ def judge_clean(seed: int, most: int) -> Clean:
     layout, on_device = draw_layout(chance, most), chance.random() < 0.5
     trace = without_fault(layout, seed, on_device, chance.choice((0, 20)), NUM_STEPS)
     step_s = chance.choice(STEP_S)
+    even_s = Player(trace.programs, trace.sizes, seed, 1.0).play().end_s / NUM_STEPS
     limit_s = max(CONFIG.silence_floor_s, CONFIG.silence_factor * step_s)
     pauses = _pauses(chance, trace, 0.9 * limit_s)
-    works = [sum(one.what is What.WORK for one in moves) for moves in trace.programs.values()]
-    scale_s = step_s * NUM_STEPS / max(works) / 1.5  # an average work is 1.5 forwards long
+    scale_s = step_s / even_s
     played = Player(trace.programs, trace.sizes, seed, scale_s, pauses=pauses).play()
     fates = Fates.drawn(chance, iter(sorted(trace.programs)))
     cluster = Cluster(trace, played, fates, chance, step_s)
