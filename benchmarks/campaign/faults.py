@@ -17,7 +17,7 @@ NUM_STEPS = 2
 HOST = ("forward", "before collective", "data")
 """Where the host of a rank is held."""
 PROCESS = ("stopped", "frozen", "gone")
-FAULTS = (*HOST, "device", "device unknown", *PROCESS, "unheard", "op", "size", "skipped",
+FAULTS = (*HOST, "device", "device unknown", *PROCESS, "unreported", "op", "size", "skipped",
           "deadlock", "transport", "ended")  # fmt: skip
 PAIRS = (*HOST, "stopped", "frozen", "gone")
 """Faults of which two at once are drawn."""

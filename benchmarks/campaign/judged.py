@@ -18,7 +18,7 @@ _CLASSES = (
     dict.fromkeys((*HOST, "stopped", "frozen"), "missing")
     | dict.fromkeys(PROGRAM, "mismatch")
     | {"device": "device", "device unknown": "transport", "transport": "transport",
-       "gone": "unreported", "unheard": "unreported", "deadlock": "deadlock", "ended": "ended"}
+       "gone": "unreported", "unreported": "unreported", "deadlock": "deadlock", "ended": "ended"}
 )  # fmt: skip
 
 
@@ -28,7 +28,7 @@ def judge_scene(seed: int, most: int) -> Outcome:
     chance = random.Random(f"scene {seed}")
     played = Player(trace.programs, trace.sizes, seed, 0.02, trace.halts, trace.stuck).play()
     is_clean = not trace.faults and not trace.stuck
-    # a clean run is seen anywhere in its steps, and one that hangs once it has stood still
+    # a clean run is seen anywhere in its steps, and one that hangs once nothing in it moves
     at_s = played.end_s * chance.random() if is_clean else played.end_s + chance.uniform(1, 30)
     lost, late = draw_lost(chance, sorted(trace.programs))
     scene = scene_at(trace, played, at_s, lost, late)
@@ -60,7 +60,7 @@ def judge_scene(seed: int, most: int) -> Outcome:
 def _is_right(trace: Trace, culprits: frozenset[int], kinds: set[str], *, has_lost: bool) -> bool:
     expected = {_CLASSES[trace.faults[rank]] for rank in culprits}
     expected |= {"transport"} if trace.stuck else set()
-    # what is not known of others is said beside it
+    # what is not known of others is said next to it
     is_lost = has_lost or any(kind in NOT_FOUND for kind in trace.faults.values())
     beside = {"unreported"} if is_lost else set()
     is_clean = not trace.faults and not trace.stuck

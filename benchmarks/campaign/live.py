@@ -38,7 +38,7 @@ _CLASSES = (
     | {"data": "data_stall", "stopped": "stopped", "gone": "crash"}
     | dict.fromkeys(PROGRAM, "collective_mismatch")
     | {"device unknown": "unexplained_hang", "transport": "network", "deadlock": "deadlock",
-       "ended": "ended_early", "unheard": "unreported"}
+       "ended": "ended_early", "unreported": "unreported"}
 )  # fmt: skip
 
 
@@ -113,10 +113,10 @@ class Cluster:
         workers = []
         for rank in range(first, min(first + self._per_node, len(self._sights))):
             signals = self._sights[rank].at(now_s)
-            is_unheard = self._trace.faults.get(rank) == "unheard" and self._sights[rank].is_halted(
-                now_s
-            )
-            seen = None if is_unheard else self._fates.of_signals(signals)
+            is_unreported = self._trace.faults.get(rank) == "unreported" and self._sights[
+                rank
+            ].is_halted(now_s)
+            seen = None if is_unreported else self._fates.of_signals(signals)
             if seen is not None:
                 workers.append(seen)
         return AgentBeat(run_id=RUN_ID, node=node, pid=100 + node, start_ticks=1,
@@ -210,7 +210,7 @@ def _shows(trace: Trace, cluster: Cluster, played: Played, seen: list[int]) -> b
     if "device unknown" in kinds:
         return False
     if "device" in kinds and trace.layout.tp > 1:
-        # a device in a pass may as well wait for those beside it
+        # a device in a pass may as well wait for its neighbours
         [rank] = trace.faults
         return trace.programs[rank][trace.halts[rank]].kind is Kind.OPTIMIZER
     if kinds & set(PROGRAM):

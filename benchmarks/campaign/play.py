@@ -1,7 +1,7 @@
 """Plays the programs of all ranks until nothing moves, with the time of each move.
 
-A rank goes on by itself until it waits, and what it waits for is done when all members have entered
-it, so the result does not depend on the order in which ranks are played.
+A rank continues by itself until it waits, and what it waits for is done when all members have
+entered it, so the result does not depend on the order in which ranks are played.
 """
 
 from __future__ import annotations

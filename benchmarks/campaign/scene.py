@@ -14,7 +14,7 @@ from benchmarks.campaign.play import Played
 from benchmarks.campaign.program import Key, Move, What, group_of
 from benchmarks.campaign.sight import ON_DEVICE, Sight
 
-NOT_FOUND = ("gone", "unheard")
+NOT_FOUND = ("gone", "unreported")
 """Faults after which nothing is known of a rank."""
 BEAT_S = 0.5
 

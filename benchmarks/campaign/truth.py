@@ -13,7 +13,7 @@ from benchmarks.campaign.play import NEVER, Played
 from benchmarks.campaign.program import Key, What, group_of
 
 PROGRAM = ("op", "size", "skipped")
-NAMED = (*HOST, "device", "stopped", "frozen", "gone", "unheard", "ended")
+NAMED = (*HOST, "device", "stopped", "frozen", "gone", "unreported", "ended")
 """Faults by which a rank holds up the others."""
 
 

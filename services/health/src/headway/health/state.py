@@ -267,7 +267,7 @@ class MonitorState:
         late_nodes = {node for node in {v.node for v in views} if self._is_late(node, clock_s)}
         for view in views:
             if view.node not in late_nodes and self._is_unheard(view):
-                view.absence = "unheard"
+                view.absence = "unreported"
         views += self._ended.values()
         return verdicts + self._hangs.judge(views, late_nodes, self.generation, clock_s)
 

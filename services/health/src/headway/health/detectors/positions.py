@@ -73,7 +73,7 @@ def scene_of(views: Collection[RankView], config: HealthConfig) -> Scene:
     positions = {
         view.signals.rank: _position(view, least, config)
         for view in views
-        if view.absence != "unheard"
+        if view.absence != "unreported"
     }
     scene = Scene(groups, positions)
     for group in groups.values():

@@ -25,7 +25,7 @@ class RankView:
     """Limit in the first steps of its generation, 0 for the suspended one."""
     heard_s: float = 0.0
     """When its node last reported it, on the monitor's clock."""
-    absence: Literal["", "unheard", "ended"] = ""
+    absence: Literal["", "unreported", "ended"] = ""
     """Why nothing new is known of it: its node reports, but not about it, or it has ended well."""
 
     @property
