@@ -75,6 +75,23 @@ def test_it_is_asked_again_after_a_while_and_keeps_its_place_meanwhile(tmp_path:
         wait_until(lambda: path.stat().st_size > size, what="a second answer", timeout_s=30)
 
 
+def test_a_rank_that_moves_is_not_asked_again_at_each_beat(tmp_path: Path) -> None:
+    now_s = [0.0]
+    with rank(tmp_path) as worker:
+        source = StackSource(tmp_path, clock_s=lambda: now_s[0])
+        wait_until(lambda: bool(source.read([worker])[3]), what="an answer", timeout_s=30)
+        [path] = tmp_path.glob("stacks-*")
+        size = path.stat().st_size
+        for head in range(10, 40):
+            now_s[0] += 0.5
+            moved = msgspec.structs.replace(worker, head=head)
+            assert source.read([moved] if head % 3 else []) in ({3: ""}, {})
+        assert path.stat().st_size == size
+        now_s[0] += AGAIN_S
+        source.read([msgspec.structs.replace(worker, head=99)])
+        wait_until(lambda: path.stat().st_size > size, what="a second answer", timeout_s=30)
+
+
 def test_one_that_is_stopped_is_shown_as_the_kernel_sees_it(tmp_path: Path) -> None:
     now_s = [0.0]
     with rank(tmp_path) as worker:

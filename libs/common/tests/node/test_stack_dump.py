@@ -46,6 +46,8 @@ def hanging(folder: Path, how: str) -> Iterator[ProcessId]:
 def test_a_process_that_hangs_shows_where(tmp_path: Path, how: str, place: str) -> None:
     with hanging(tmp_path, how) as process:
         path = stack_file(tmp_path, process.pid)
+        wchan = Path(f"/proc/{process.pid}/wchan")
+        wait_until(lambda: "nanosleep" in wchan.read_text(), what="its sleep", timeout_s=30)
         assert ask(process)
         wait_until(lambda: "<module>" in path.read_text(), what="its stack", timeout_s=30)
         assert f"in {place}" in path.read_text()

@@ -176,12 +176,14 @@ class NodeWatch:
         return Peers()
 
     def _with_stacks(self, workers: tuple[WorkerSignals, ...]) -> tuple[WorkerSignals, ...]:
-        """The ranks with their places in the program, if one of them may hang."""
-        if not any(self._may_hang(worker) for worker in workers):
+        """The ranks, those that may hang with their places in the program."""
+        places = self._stacks.read([worker for worker in workers if self._may_hang(worker)])
+        if not places:
             return workers
-        places = self._stacks.read(workers)
         return tuple(
-            msgspec.structs.replace(worker, place=places[worker.rank])  # type: ignore[type-var]
+            msgspec.structs.replace(  # type: ignore[type-var]
+                worker, place=places.get(worker.rank, "")
+            )
             for worker in workers
         )
 

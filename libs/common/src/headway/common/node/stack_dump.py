@@ -1,4 +1,4 @@
-"""Python stacks of a process that may hang, written by itself when another process asks.
+"""The Python stack of a process that may hang, written by itself when another process asks.
 
 The answer comes from a signal handler in C (``faulthandler``): it needs neither the interpreter
 lock nor a debugger, so a process that holds the lock answers too. One that is stopped, frozen or in
@@ -21,7 +21,7 @@ _PREFIX, _SUFFIX = "stacks-", ".bin"
 
 
 def answer_in(folder: Path) -> Path:
-    """Have this process write its stacks into a file of ``folder`` from now on when asked.
+    """Have this process write its main thread's stack into a file of ``folder`` when asked.
 
     Files of processes that have ended are removed. Raises OSError.
     """
@@ -30,19 +30,20 @@ def answer_in(folder: Path) -> Path:
         if not (pid.isdecimal() and Path(f"/proc/{pid}").exists()):
             path.unlink(missing_ok=True)
     path = stack_file(folder, os.getpid())
-    # never closed: the handler writes to the descriptor
+    # only the thread that receives the signal, which is the main one: to walk the frames of threads
+    # that run may end the process. The descriptor is never closed, as the handler writes to it.
     flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_TRUNC | os.O_CLOEXEC
-    faulthandler.register(SIGNAL, os.open(path, flags, 0o600), all_threads=True, chain=False)
+    faulthandler.register(SIGNAL, os.open(path, flags, 0o600), all_threads=False, chain=False)
     return path
 
 
 def stack_file(folder: Path, pid: int) -> Path:
-    """Where a process writes its stacks."""
+    """Where a process writes its stack."""
     return folder / f"{_PREFIX}{pid}{_SUFFIX}"
 
 
 def ask(process: ProcessId) -> bool:
-    """Ask a process for its stacks; False if it would not answer, or has ended.
+    """Ask a process for its stack; False if it would not answer, or has ended.
 
     A process that does not handle the signal would be ended by it, so it is asked nothing.
     """

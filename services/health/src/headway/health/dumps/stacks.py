@@ -28,7 +28,7 @@ _SPY_FRAME = re.compile(
     r"\s{2,6}(?P<name>\S.{0,300}?) \((?P<file>[^()]{1,1000}?)(?::(?P<line>\d{1,9}))?\)\s*$"
 )
 _FAULT_THREAD = re.compile(
-    r"(?P<current>Current )?[Tt]hread 0x[0-9a-fA-F]+(?: \[(?P<name>[^\]]*)\])? "
+    r"(?:(?P<current>Current )?[Tt]hread 0x[0-9a-fA-F]+(?: \[(?P<name>[^\]]*)\])?|^Stack) "
     r"\(most recent call first\):"
 )
 _FAULT_FRAME = re.compile(

@@ -47,22 +47,34 @@ class StackSource:
     def __init__(self, shm_dir: Path, clock_s: Callable[[], float] = time.monotonic) -> None:
         self._shm_dir, self._clock_s = shm_dir, clock_s
         self._questions: dict[ProcessId, _Question] = {}
+        self._hanging: set[ProcessId] = set()
+        """Those of the last call."""
 
     def read(self, workers: Iterable[WorkerSignals]) -> dict[int, str]:
-        """Rank -> where its main thread is; empty until it has answered."""
+        """Rank -> where its main thread is; empty until it has answered.
+
+        Those that are left out are forgotten only once they would be asked again: a rank is asked
+        at most once in ``AGAIN_S``, however it moves.
+        """
         now_s = self._clock_s()
-        known, self._questions = self._questions, {}
-        found = {}
+        self._questions = {
+            process: one
+            for process, one in self._questions.items()
+            if now_s - one.at_s <= AGAIN_S or process in self._hanging
+        }
+        found, self._hanging = {}, set[ProcessId]()
         for worker in workers:
             process = ProcessId(worker.pid, worker.start_ticks)
-            question = known.get(process)
-            if question is None or question.head != worker.head or now_s - question.at_s > AGAIN_S:
-                place = question.place if question and question.head == worker.head else ""
-                question = self._ask(process, worker.head, now_s)
+            self._hanging.add(process)
+            question = self._questions.get(process)
+            if question is None or now_s - question.at_s > AGAIN_S:
+                is_same = question is not None and question.head == worker.head
+                place = question.place if question is not None and is_same else ""
+                question = self._questions[process] = self._ask(process, worker.head, now_s)
                 question.place = place
-            self._questions[process] = question
-            self._look(process, question, worker, now_s)
-            found[worker.rank] = question.place
+            if question.head == worker.head:
+                self._look(process, question, worker, now_s)
+            found[worker.rank] = question.place if question.head == worker.head else ""
         return found
 
     def _ask(self, process: ProcessId, head: int, now_s: float) -> _Question:
