@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import msgspec
 from headway.common.plan.collectives import GroupKind, Op
+from headway.common.plan.schedule.actions import Kind
 from headway.common.wire.messages.health import DevicePlace, GroupRow, WorkerSignals
 from headway.health.config import HealthConfig
 from headway.health.detectors.rank_view import RankView
@@ -235,3 +236,26 @@ def test_a_run_whose_devices_move_does_not_hang_although_its_hosts_poll() -> Non
     moving = DevicePlace("FORWARD", 9, 0, is_end=False, age_s=0.5, asked_ago_s=0.1)
     views[0].signals = msgspec.structs.replace(views[0].signals, device=moving)
     assert find_hang(views, CONFIG) is None
+
+
+def test_a_rank_that_waits_for_its_snapshot_is_not_ended() -> None:
+    """A restart would meet the same slow copy."""
+    views = [
+        view(0, "", row(DP, 0, 7, 7), open_kind="SNAPSHOT_WAIT"),
+        view(1, "others", row(DP, 0, 8, 7)),
+    ]
+    hang = find_hang(views, CONFIG)
+    assert named(hang) == ()
+    assert hang is not None and hang.what == "rank 0 waits for its snapshot or checkpoint"
+
+
+def test_no_action_of_a_device_makes_its_rank_a_culprit_by_being_unknown() -> None:
+    """Rank 0 is held; the device of rank 1 is in any action while its sums are unfinished."""
+    for kind in Kind:
+        if kind in (Kind.OPTIMIZER, Kind.SNAPSHOT, Kind.DATA):
+            continue  # what a device does there contains no collective
+        place = DevicePlace(kind.name, 9, 0, is_end=False, age_s=5.0, asked_ago_s=0.1)
+        rows = [GroupRow(line, 0, 2, Op.ALL_REDUCE, 64, 8, 7, 5000, 5000) for line in (TP, DP)]
+        held = [one._replace(entered=7) for one in rows]
+        views = [view(0, "", *held), view(1, "device", *rows, device=place, open_kind="NORM")]
+        assert 1 not in named(find_hang(views, CONFIG)), kind.name

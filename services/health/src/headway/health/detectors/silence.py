@@ -15,6 +15,7 @@ from collections import Counter, defaultdict
 from collections.abc import Collection
 from dataclasses import dataclass
 
+from headway.common.plan.schedule.actions import Kind
 from headway.common.wire.messages.health import Evidence
 from headway.health.config import HealthConfig
 from headway.health.detectors.episodes import fact
@@ -26,6 +27,8 @@ from headway.health.diagnosis.diagnosis import Cause, ranks_in_words
 from headway.health.diagnosis.mismatch import find_mismatch
 from headway.health.diagnosis.wait_for import Holdup, find_holdups
 
+ON_DISK = frozenset({Kind.SNAPSHOT_WAIT.name, Kind.SNAPSHOT.name, Kind.FLUSH.name})
+"""What a rank does while a copy or a disk is slow: it would meet the same again after a restart."""
 NAMING = ("missing", "device")
 """Kinds of holdups that a rank causes by itself."""
 ABSENT = ("unreported", "ended")
@@ -76,6 +79,9 @@ def find_hang(views: Collection[RankView], config: HealthConfig) -> Hang | None:
     ranks = _named(holdups)
     if ranks:
         culprits = tuple(view for view in heard if view.signals.rank in ranks)
+        if slow := [view for view in culprits if view.signals.open_kind in ON_DISK]:
+            what = f"rank {slow[0].signals.rank} waits for its snapshot or checkpoint"
+            return Hang((), silence_s, what, "checkpoint_write")
         sure = next(one for one in holdups if one.kind in NAMING)
         return _confirmed(Hang(culprits, silence_s, _what(sure)), config)
     cause, reason = reason_of(holdups, [view.signals for view in heard])

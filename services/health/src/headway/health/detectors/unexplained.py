@@ -36,4 +36,4 @@ def _in_words(holdup: Holdup) -> tuple[Cause, str]:
         known = [rank for rank in holdup.ranks if rank != UNKNOWN]
         members = ranks_in_words(known) if known else "some of its members"
         return "unreported", f"nothing is known of {members}, which {what} waits for"
-    return "network", f"all of {who} are in {what}, and none gets on"
+    return "network", f"all of {who} are in {what}, and none makes progress"
