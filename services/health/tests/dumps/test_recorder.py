@@ -125,6 +125,25 @@ def test_a_status_tells_what_the_ring_no_longer_has(tmp_path: Path) -> None:
     assert named(tmp_path) == [("device", (0, 2), 41)]
 
 
+def test_groups_of_one_description_keep_their_own_status(tmp_path: Path) -> None:
+    """Two tp and two dp groups, none with a description; rank 3 never entered 6 of either."""
+    members = {"1": "[0, 1]", "2": "[2, 3]", "3": "[0, 2]", "4": "[1, 3]"}
+    config = {name: {"desc": "undefined", "ranks": ranks} for name, ranks in members.items()}
+    groups = {0: ("1", "3"), 1: ("1", "4"), 2: ("2", "3"), 3: ("2", "4")}
+    for rank, (tp, dp) in groups.items():
+        last = 5 if rank == 3 else 6
+        entries = []
+        for order, (place, name) in enumerate([(0, tp), (1, dp)]):
+            is_held = rank != 3 and name == groups[3][place]
+            state = "scheduled" if is_held else "completed"
+            group = (name, "undefined")
+            entries.append(entry(order, last, state, pg_id=place, process_group=group))
+        status = {str(place): {"last_enqueued_collective": last, "last_completed_collective": 5}
+                  for place in (0, 1)}  # fmt: skip
+        write(tmp_path, rank, entries, pg_config=config, pg_status=status)
+    assert {ranks for _, ranks, _ in named(tmp_path)} == {(3,)}
+
+
 class _Call:
     def __reduce__(self) -> tuple[Any, ...]:
         return (print, ("a dump must not run anything",))
@@ -138,8 +157,11 @@ class _Call:
         (b'{"entries": [', "neither JSON nor a pickle"),
         (pickle.dumps({"entries": [{"state": "x"}]}), "no known version"),
         (pickle.dumps([1, 2]), "no list of entries"),
+        (b'{"entries": [{"profiling_name": "nccl:x", "collective_seq_id": Infinity}]}', "version"),
+        (pickle.dumps({"entries": [entry(1, 10**30)]}), "no known version"),
+        (pickle.dumps({"entries": [entry(1, 2, input_sizes=[[10**3000] * 9])]}), "no known"),
     ],
-    ids=["class", "empty", "cut", "entry", "other"],
+    ids=["class", "empty", "cut", "entry", "other", "infinite", "huge", "size"],
 )
 def test_what_is_no_dump_is_refused_by_name(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], content: bytes, words: str

@@ -51,6 +51,13 @@ def read_steps(path: Path) -> dict[int, Step]:
             f"{path} is no trace of steps: it lacks {', '.join(sorted(lacking))}",
             remedy="use one of StragglerAnalysis",
         )
+    times = frame.select(pl.col("start_ts", "duration").cast(pl.Float64, strict=False))
+    bad = times.filter(~pl.all_horizontal(pl.all().is_finite().fill_null(False) & (pl.all() >= 0)))
+    if bad.height or not frame.height:
+        raise InputError(
+            f"{path} has {bad.height or 'no'} rows {'without a time' if bad.height else 'at all'}",
+            remedy="leave out what was not measured",
+        )
     ordered = frame.with_columns(pl.col("optype").cast(pl.String)).sort(
         "step", "rank", "start_ts", maintain_order=True
     )

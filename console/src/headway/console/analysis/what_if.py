@@ -39,7 +39,7 @@ class WhatIf:
     @property
     def slowdown(self) -> float:
         """How much longer a step takes than without stragglers; 1 is none."""
-        return self.seconds / self.ideal_seconds
+        return self.seconds / self.ideal_seconds if self.ideal_seconds > 0 else 1.0
 
     @property
     def cause(self) -> str:

@@ -80,7 +80,14 @@ def diagnose(
 def _show_what_if(what: str | None, runs_dir: Path, as_json: AsJson) -> None:
     from headway.console.analysis.what_if import what_if
 
-    found = {name: what_if(steps) for name, steps in _steps(what, runs_dir)}
+    found = {}
+    for name, steps in _steps(what, runs_dir):
+        try:
+            found[name] = what_if(steps)
+        except ValueError as error:
+            raise InputError(
+                f"{name} cannot be replayed: {error}", remedy="record all ranks of whole steps"
+            ) from error
     lines = []
     for name, one in found.items():
         times = f"{one.seconds:.3f} s, {one.ideal_seconds:.3f} s without stragglers"

@@ -34,7 +34,10 @@ def find_mismatch(scene: Scene) -> Mismatch | None:
     found = [
         (sequence, group)
         for (group, sequence), sides in known.items()
-        if len(sides) > 1 and not scene.groups[group].is_message and _differ(list(sides))
+        if len(sides) > 1
+        and not scene.groups[group].is_message
+        and _differ(list(sides))
+        and not _is_over(scene, group, sequence)
     ]
     if not found:
         return None
@@ -43,6 +46,12 @@ def find_mismatch(scene: Scene) -> Mismatch | None:
     return Mismatch(
         group, sequence, tuple((operation, tuple(sorted(ranks))) for operation, ranks in sides)
     )
+
+
+def _is_over(scene: Scene, group: str, sequence: int) -> bool:
+    """Whether all members have finished it: then they agreed, whatever each calls it."""
+    members = [scene.positions.get(rank) for rank in scene.groups[group].members]
+    return all(one is not None and one.has_finished(group, sequence) for one in members)
 
 
 def _differ(operations: list[Operation]) -> bool:

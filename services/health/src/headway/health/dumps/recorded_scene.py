@@ -37,7 +37,7 @@ def _groups(dumps: Collection[Dump]) -> dict[str, Group]:
         for name, ranks in dump.members.items():
             members[name].update(ranks)
     written = set(members)
-    everybody = [dump.rank for dump in dumps]
+    everybody = range(max((dump.rank for dump in dumps), default=-1) + 1)
     for dump in dumps:
         for entry in dump.entries:
             if entry.group not in written:
@@ -58,6 +58,8 @@ def _number(dump: Dump, groups: Mapping[str, Group]) -> Iterable[Entry]:
         members = groups[entry.group].members
         if max(entry.source, entry.destination) < len(members):
             ends = members[entry.source], members[entry.destination]
+            if dump.rank not in ends:
+                continue  # the file has another rank's name
             name = f"messages {ends[0]} to {ends[1]}"
             yield replace(entry, group=name, source=ends[0], destination=ends[1])
 
@@ -110,14 +112,18 @@ def _add_status(
     in the same order, so a number stands for groups of one description on all of them.
     """
     kinds = _kinds_of_number(dumps)
-    names: dict[tuple[str, int], str] = {}
+    names: dict[tuple[str, int], set[str]] = defaultdict(set)
     known = {(e.description, e.group) for d in dumps for e in d.entries if not e.is_message}
     for description, name in known:
-        names |= {(description, rank): name for rank in groups[name].members}
+        for rank in groups[name].members:
+            names[description, rank].add(name)
     for dump in dumps:
         position = positions[dump.rank]
+        own = {one.local_id: one.group for one in dump.entries if not one.is_message}
         for number, description in kinds.items():
-            group = names.get((description, dump.rank))
+            # several groups of a rank may have one description, as those without any
+            alike = names[description, dump.rank]
+            group = own.get(number, next(iter(alike)) if len(alike) == 1 else None)
             if group is not None and number in dump.enqueued:
                 entered = position.entered.get(group, 0)
                 position.entered[group] = max(entered, dump.enqueued[number])

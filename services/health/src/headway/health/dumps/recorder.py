@@ -17,6 +17,8 @@ from typing import Any
 from headway.health.dumps.names import host_of_name, rank_of_name
 
 MAX_BYTES = 1 << 30
+MAX_NUMBER = 1 << 62
+"""Larger numbers are damage: of ranks, sequences, sizes and times in nanoseconds alike."""
 _MESSAGE = re.compile(r"(?P<op>send|recv)\s+(?P<own>\d+)(?P<arrow>->|<-)(?P<other>\d+)")
 
 
@@ -103,7 +105,7 @@ def read_dump(path: Path) -> Dump:
         entries = tuple(_entry(one) for one in value["entries"])
         members = _members(value.get("pg_config"))
         enqueued, completed = _status(value.get("pg_status"))
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
+    except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError) as error:
         raise DumpError(f"an entry that no known version writes: {error!r}") from error
     names = [str(one.get("profiling_name", "")) for one in value["entries"]]
     is_nccl = not any(name.startswith("gloo:") for name in names)
@@ -123,8 +125,10 @@ def _decode(data: bytes) -> Any:
 
 def _rank(path: Path, value: dict[str, Any]) -> int:
     known = value.get("rank")
-    rank = known if isinstance(known, int) else rank_of_name(path.name)
-    if rank < 0:
+    rank = rank_of_name(path.name)
+    if isinstance(known, int) and not isinstance(known, bool):
+        rank = known
+    if not 0 <= rank < MAX_NUMBER:
         raise DumpError("its name has no rank, as nccl_trace_rank_5 has")
     return rank
 
@@ -140,18 +144,23 @@ def _entry(value: dict[str, Any]) -> Entry:
     return Entry(
         group,
         description,
-        int(value.get("pg_id", -1)),
-        int(value.get("record_id", value.get("id", 0))),
-        int(value.get("collective_seq_id", value.get("seq_id", 0))),
-        message["op"] if message else name.split(":")[-1].split()[0].strip("_"),
+        _number(value.get("pg_id", -1)),
+        _number(value.get("record_id", value.get("id", 0))),
+        _number(value.get("collective_seq_id", value.get("seq_id", 0))),
+        message["op"] if message else _operation(name),
         _num_elements(value.get("input_sizes")),
         value.get("state") == "completed",
         value.get("state") == "started" or bool(value.get("time_discovered_started_ns")),
-        int(value.get("time_created_ns") or 0),
-        int(value.get("timeout_ms") or 0),
+        _number(value.get("time_created_ns")),
+        _number(value.get("timeout_ms")),
         source,
         destination,
     )
+
+
+def _operation(name: str) -> str:
+    """Such as ``all_gather_base`` of ``nccl:_all_gather_base``."""
+    return (name.rpartition(":")[2].split() or ["unknown"])[0].strip("_")
 
 
 def _group(value: dict[str, Any]) -> tuple[str, str]:
@@ -169,8 +178,18 @@ def _num_elements(sizes: object) -> int:
         count = 1
         for length in shape:
             count *= int(length)
+            if abs(count) > MAX_NUMBER:
+                raise ValueError("a size that no tensor has")
         total += count
     return total
+
+
+def _number(value: object) -> int:
+    """A whole number that a recorder may write; 0 of nothing."""
+    number = int(str(value or 0))
+    if abs(number) > MAX_NUMBER:
+        raise ValueError(f"a number that no recorder writes: {str(number)[:40]}")
+    return number
 
 
 def _members(config: object) -> dict[str, tuple[int, ...]]:

@@ -25,7 +25,7 @@ _DO: dict[Cause, str] = {
         "no machine is at fault: storage takes longer than the limit of the group; raise the "
         "limit, or save in the background"
     ),
-    "host_stall": "look at the stack of {who}; nothing shows a fault of the machine",
+    "host_stall": "take a stack of {who} with py-spy; nothing shows a fault of the machine",
     "device_hang": (
         "replace the node of {who} and keep the dumps; run the GPU checks there before it is used"
     ),
@@ -81,7 +81,8 @@ def _of_mismatch(evidence: Evidence, scene: Scene, found: Mismatch) -> Diagnosis
 def _of_holdup(evidence: Evidence, scene: Scene, found: Holdup) -> Diagnosis:
     name = title(evidence, found.group)
     operation = _operation(scene, found)
-    culprits = tuple(_subject(evidence, rank) for rank in found.ranks)
+    is_between = found.kind == "transport"
+    culprits = () if is_between else tuple(_subject(evidence, rank) for rank in found.ranks)
     who = ranks_in_words(found.ranks)
     cause, why, where = _cause(evidence, scene, found)
     limit_s = _limit_s(evidence)
@@ -92,15 +93,17 @@ def _of_holdup(evidence: Evidence, scene: Scene, found: Holdup) -> Diagnosis:
         "device": f"the device of {who} {stand}",
         "ended": f"{who} ended before {whole}, which the others wait in",
         "unreported": f"nothing is known of {who}, which {whole} waits for",
-        "transport": f"all of {who} are in {whole}, and none gets on",
+        "transport": f"all of {who} are in {whole}, and none makes progress",
         "deadlock": f"{who} wait for each other in a circle, at {whole} among others",
     }[found.kind]
     waiting = _waiting(scene, found)
     if waiting:
-        why = (*why, f"{ranks_in_words(waiting)} only wait")
+        why = (*why, f"{ranks_in_words(waiting)} only wait{'s' * (len(waiting) == 1)}")
     nodes = {one.node for one in culprits}
     if len(culprits) > 1 and len(nodes) == 1 and "" not in nodes:
         why = (f"all of them are on {nodes.pop()}", *why)
+    if not any(log.watchdog.timeouts for log in evidence.logs.values()):
+        why = (*why, "no log shows a time-out: a job that runs looks alike in the middle of a step")
     if limit_s:
         why = (*why, f"the limit of the group is {limit_s:.0f} s")
     return Diagnosis(

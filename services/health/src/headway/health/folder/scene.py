@@ -42,11 +42,14 @@ def _add(
             pending = Pending(name, status.completed + 1)
             position.pending = (*(p for p in position.pending if p.group != name), pending)
         members = groups[name].members if name in groups else ()
-        groups[name] = Group(name, tuple(sorted({*members, status.rank})))
+        ranks = {*members, status.rank}
+        if status.description == _DEFAULT or name == "0":
+            ranks |= set(range(max(ranks)))  # it has all ranks, also those that logged nothing
+        groups[name] = Group(name, tuple(sorted(ranks)))
     for timeout in timeouts:
         name = of_rank.get(timeout.rank, timeout.group or _DEFAULT)
         if timeout.sequence >= 0 and timeout.rank in positions:
-            operation = Operation(timeout.op, timeout.num_in)
+            operation = Operation(timeout.op.strip("_"), timeout.num_in)
             positions[timeout.rank].operations[name, timeout.sequence] = operation
 
 
