@@ -16,6 +16,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import cache
 from typing import Literal
 
 from headway.health.diagnosis.positions import Pending, Position, Scene
@@ -93,10 +94,18 @@ def _build(scene: Scene) -> _Graph:
     graph = _Graph(defaultdict(list), defaultdict(list), {})
     fronts = {rank: _front(position) for rank, position in scene.positions.items()}
     operations: set[Operation] = set()
+
+    @cache
+    def furthest(group: str) -> int:
+        """The newest operation that any member has finished."""
+        members = (scene.positions.get(rank) for rank in scene.groups[group].members)
+        return max((one.done.get(group, 0) for one in members if one is not None), default=0)
+
     for rank, front in fronts.items():
         for pending in front:
             operation = pending.group, pending.sequence
-            if _has_finished_elsewhere(scene, rank, pending):
+            may_be = _may_be_left_behind(scene, rank, pending)
+            if may_be and furthest(pending.group) >= pending.sequence:
                 graph.left_behind[rank] = operation
             else:
                 operations.add(operation)
@@ -116,8 +125,8 @@ def _front(position: Position) -> tuple[Pending, ...]:
     return position.pending[:1] if position.runs_ahead else position.pending
 
 
-def _has_finished_elsewhere(scene: Scene, rank: int, pending: Pending) -> bool:
-    """Whether the group has finished what a device has not: then it waits for nobody there.
+def _may_be_left_behind(scene: Scene, rank: int, pending: Pending) -> bool:
+    """Whether others may have finished what a device has not: then it waits for nobody there.
 
     A CPU's transport may lack the last bytes of an operation that has finished elsewhere.
     """
@@ -126,10 +135,7 @@ def _has_finished_elsewhere(scene: Scene, rank: int, pending: Pending) -> bool:
     group = scene.groups.get(pending.group)
     if group is None or group.is_message or group.is_composite or not position.runs_ahead:
         return False
-    if operation is not None and operation.is_one_sided:
-        return False
-    others = (scene.positions.get(other) for other in group.members if other != rank)
-    return any(one and one.has_finished(pending.group, pending.sequence) for one in others)
+    return operation is None or not operation.is_one_sided
 
 
 def _missing(

@@ -33,9 +33,12 @@ def scene_of(dumps: Collection[Dump]) -> Scene:
 def _groups(dumps: Collection[Dump]) -> dict[str, Group]:
     """Members as the recorders wrote them; else every rank that has entered something there."""
     members: dict[str, set[int]] = defaultdict(set)
+    merged: dict[str, tuple[int, ...]] = {}
     for dump in dumps:
         for name, ranks in dump.members.items():
-            members[name].update(ranks)
+            if merged.get(name) is not ranks:  # most dumps list the same members
+                members[name].update(ranks)
+                merged[name] = ranks
     written = set(members)
     everybody = range(max((dump.rank for dump in dumps), default=-1) + 1)
     for dump in dumps:

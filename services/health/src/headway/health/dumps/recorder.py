@@ -11,6 +11,7 @@ import json
 import pickle
 import re
 from dataclasses import dataclass, field
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -198,8 +199,15 @@ def _members(config: object) -> dict[str, tuple[int, ...]]:
     found = {}
     for key, value in config.items():
         ranks = value.get("ranks", "[]")
-        found[str(key)] = tuple(map(int, json.loads(ranks) if isinstance(ranks, str) else ranks))
+        text = ranks if isinstance(ranks, str) else json.dumps(list(ranks))
+        found[str(key)] = _ranks(text)
     return found
+
+
+@lru_cache(maxsize=1 << 12)
+def _ranks(text: str) -> tuple[int, ...]:
+    """The members of a group; of one that many dumps list, one object for all of them."""
+    return tuple(map(int, json.loads(text)))
 
 
 def _status(status: object) -> tuple[dict[int, int], dict[int, int]]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import os
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
@@ -36,7 +36,8 @@ DAY_S = 86400.0
 class Evidence:
     """What a folder contains."""
 
-    dumps: list[Dump] = field(default_factory=list)
+    by_rank: dict[int, Dump] = field(default_factory=dict)
+    """The dump of each rank that has one."""
     logs: dict[str, LogReport] = field(default_factory=dict)
     """By the file's name in the folder."""
     stacks: list[ProcessStack] = field(default_factory=list)
@@ -55,12 +56,17 @@ class Evidence:
     unread: dict[str, str] = field(default_factory=dict)
     """File -> why it was not."""
 
+    @property
+    def dumps(self) -> Collection[Dump]:
+        """All of them."""
+        return self.by_rank.values()
+
     def node_of(self, rank: int) -> str:
         """The node of a rank, empty if no file tells."""
         place = self.places.get(rank)
         if place is not None and place.host:
             return place.host
-        return next((one.host for one in self.dumps if one.rank == rank and one.host), "")
+        return self.by_rank[rank].host if rank in self.by_rank else ""
 
     def rank_of(self, node: str, pci: str) -> int:
         """The rank that uses a GPU of a node, -1 if no file tells."""
@@ -152,12 +158,10 @@ Reader = Callable[[Evidence, Readings, Path, str, str], str]
 def _dump(found: Evidence, _: Readings, path: Path, _name: str, _encoding: str) -> str:
     """Of two dumps of one rank the newer one counts, as of a job that was started again."""
     dump = read_dump(path)
-    known = next((one for one in found.dumps if one.rank == dump.rank), None)
+    known = found.by_rank.get(dump.rank)
     if known is not None and known.newest_ns >= dump.newest_ns:
         raise ValueError(f"a newer dump of rank {dump.rank} was read: judge each job by itself")
-    if known is not None:
-        found.dumps.remove(known)
-    found.dumps.append(dump)
+    found.by_rank[dump.rank] = dump
     return "a dump of a flight recorder"
 
 
