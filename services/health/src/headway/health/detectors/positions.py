@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import replace
+from functools import lru_cache
 
-from headway.common.plan.collectives import GroupKind, Op, kind_of
+from headway.common.plan.collectives import NUM_LINES, GroupKind, Op, kind_of
 from headway.common.plan.schedule.actions import Kind
 from headway.common.wire.messages.health import GroupRow
 from headway.health.config import HealthConfig
@@ -18,6 +19,9 @@ ANYTHING = "the other ranks"
 first step: it waits for every rank that does not wait itself."""
 UNKNOWN = -1
 """Stands for all members of a group that have never been heard of."""
+NAMES = 1 << 16
+"""Names of groups, and operations, that are kept: a run of 12,288 ranks has 25,000 groups."""
+_KINDS = {line: kind_of(line) for line in range(2 * GroupKind.TP, NUM_LINES)}
 _COMPOSITE = (GroupKind.EVERY_RANK, GroupKind.STAGE)
 """Kinds of groups whose sums are made of gathers along one axis after the other."""
 
@@ -98,16 +102,16 @@ def _arrived(scene: Scene, group: Group) -> None:
 
 def _rows(view: RankView) -> Iterator[tuple[str, GroupRow]]:
     for row in view.signals.groups:
-        if 2 * GroupKind.TP <= row.line < 2 * (max(GroupKind) + 1):
-            yield _name(row), row
+        if row.line in _KINDS:
+            yield _name(_KINDS[row.line], row.number), row
 
 
-def _name(row: GroupRow) -> str:
-    kind = kind_of(row.line)
+@lru_cache(maxsize=NAMES)
+def _name(kind: GroupKind, number: int) -> str:
     words = kind.name.lower().replace("_", " ")
     if kind >= GroupKind.FORWARD:
-        return f"{words} messages of rank {row.number}"
-    return f"{words} group of rank {row.number}"
+        return f"{words} messages of rank {number}"
+    return f"{words} group of rank {number}"
 
 
 def _group(name: str, rows: dict[int, GroupRow]) -> Group:
@@ -139,7 +143,7 @@ def _position(view: RankView, least: Mapping[str, int], config: HealthConfig) ->
         position.done[name] = row.done
         # what a process has entered that does not run makes no progress either
         position.entered[name] = row.done if is_held else row.entered
-        position.operations[name, row.entered] = _operation(row)
+        position.operations[name, row.entered] = _operation(row.op, row.nbytes)
     lines = _of_device(view, config) if is_on_device else None
     position.runs_ahead = position.knows_starts = lines is not None
     if lines is None:
@@ -166,11 +170,11 @@ def _pending(
     A sum that all have entered is not what it waits for, but one of the gathers in it.
     """
     found = [(name, row) for name, row in rows if row.entered > row.done]
-    parts = [one for one in found if kind_of(one[1].line) not in _COMPOSITE]
+    parts = [one for one in found if _KINDS[one[1].line] not in _COMPOSITE]
     return tuple(
         Pending(name, row.done + 1)
         for name, row in found
-        if not parts or kind_of(row.line) not in _COMPOSITE or least[name] <= row.done
+        if not parts or _KINDS[row.line] not in _COMPOSITE or least[name] <= row.done
     )
 
 
@@ -196,6 +200,7 @@ def _of_device(view: RankView, config: HealthConfig) -> frozenset[int] | None:
     return _WAITS_IN.get(place.action)
 
 
-def _operation(row: GroupRow) -> Operation:
-    name = Op(row.op).name.lower() if row.op in Op.__members__.values() else f"op {row.op}"
-    return Operation(name, row.nbytes)
+@lru_cache(maxsize=NAMES)
+def _operation(op: int, nbytes: int) -> Operation:
+    name = Op(op).name.lower() if op in Op.__members__.values() else f"op {op}"
+    return Operation(name, nbytes)
