@@ -70,6 +70,11 @@ def test_nobody_is_named_when_one_group_hangs_by_itself_and_another_by_a_rank() 
     assert named(find_hang(views, CONFIG)) == ()
 
 
+def test_the_only_rank_of_a_run_is_named() -> None:
+    assert named(find_hang([view(0, "")], CONFIG)) == (0,)
+    assert named(find_hang([view(0, "device")], CONFIG)) == ()
+
+
 def test_several_that_work_cannot_be_told_apart_without_a_collective() -> None:
     views = [view(0, ""), view(1, ""), view(2, "others")]
     assert named(find_hang(views, CONFIG)) == ()

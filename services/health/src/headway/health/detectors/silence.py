@@ -76,6 +76,8 @@ def find_hang(views: Collection[RankView], config: HealthConfig) -> Hang | None:
     if mismatch is not None:  # whatever a rank does then, its program is at fault
         return Hang((), silence_s, str(mismatch), "collective_mismatch")
     holdups = find_holdups(scene)
+    if len(heard) == len(views) == 1 and scene.positions[heard[0].signals.rank].is_working:
+        return _confirmed(Hang((heard[0],), silence_s, "it alone waits for nobody"), config)
     ranks = _named(holdups)
     if ranks:
         culprits = tuple(view for view in heard if view.signals.rank in ranks)
