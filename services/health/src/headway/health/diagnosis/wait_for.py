@@ -96,7 +96,7 @@ def _build(scene: Scene) -> _Graph:
     operations: set[Operation] = set()
 
     @cache
-    def furthest(group: str) -> int:
+    def newest_done(group: str) -> int:
         """The newest operation that any member has finished."""
         members = (scene.positions.get(rank) for rank in scene.groups[group].members)
         return max((one.done.get(group, 0) for one in members if one is not None), default=0)
@@ -105,7 +105,7 @@ def _build(scene: Scene) -> _Graph:
         for pending in front:
             operation = pending.group, pending.sequence
             may_be = _may_be_left_behind(scene, rank, pending)
-            if may_be and furthest(pending.group) >= pending.sequence:
+            if may_be and newest_done(pending.group) >= pending.sequence:
                 graph.left_behind[rank] = operation
             else:
                 operations.add(operation)
