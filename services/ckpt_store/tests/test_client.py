@@ -276,6 +276,7 @@ def test_through_daemons_too_a_step_holds_parts_of_one_start_only(
     one, two = clients()
     for client in (one, two):
         client.save(10, {"life": 1})
+    one.wait(10)  # each daemon writes its part when it gets to it
     two.save(20, {"life": 1})  # killed before rank 0 saved
     until(lambda: (cluster.checkpoints / "step-00000020.g0" / "rank-1.json").exists())
     one.close()

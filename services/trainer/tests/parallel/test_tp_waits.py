@@ -32,8 +32,12 @@ def test_in_the_same_forward_only_the_peer_of_a_held_rank_waits(tmp_path: Path) 
 
     def look() -> None:
         reader, source = FlightReader(tmp_path / "flight-0.bin"), FlightSource(tmp_path)
-        assert wait_until(lambda: reader.header.is_waiting, LIMIT_S)
-        found.extend((one.open_kind, one.waits) for one in source.read())
+
+        def are_both_in_it() -> bool:  # each rank begins its record when its thread runs
+            found[:] = [(one.open_kind, one.waits) for one in source.read()]
+            return reader.header.is_waiting and all(kind for kind, _ in found)
+
+        wait_until(are_both_in_it, LIMIT_S)
         is_seen.set()
         reader.close(), source.close()
 
