@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from pathlib import Path
 
@@ -98,20 +97,21 @@ def test_more_machines_than_a_partition_has_are_not_waited_for(
     assert "scancel 8" in _asked(tmp_path)
 
 
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 def test_machines_of_the_partition_that_are_down_are_waited_for(
-    slurm: Callable[..., None], tmp_path: Path
+    slurm: Callable[..., None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    waiting = f"8|{job_name(RUN)}|PENDING||PartitionNodeLimit"
-    slurm("squeue", text=f"case \"$*\" in *%P) echo train;; *) echo '{waiting}';; esac")
-    # an interrupted subprocess.run waits 0.25 s for its child, too short on a busy machine
-    interrupt = f"kill -INT {os.getpid()}"
-    slurm("scontrol", text=f"test -e {tmp_path}/once && {interrupt}; touch {tmp_path}/once\n"
-          f"cat <<'END'\n{PARTITIONS}\nEND")  # fmt: skip
-    with pytest.MonkeyPatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr("headway.launch.engines.slurm.allocation.POLL_S", 0.05)
-        allocate(SlurmConfig("/x"), RUN, "/x/control", 5, print)
-    assert "scancel 8" in _asked(tmp_path)
+    monkeypatch.setattr("headway.launch.engines.slurm.allocation.POLL_S", 0.05)
+    job, looked = f"8|{job_name(RUN)}", tmp_path / "looked"
+    slurm("squeue", text=f'case "$*" in *%P) echo train; exit;; esac\n'
+          f'[ "$(wc -l < {looked})" -lt 2 ] && echo "{job}|PENDING||PartitionNodeLimit" '
+          f'|| echo "{job}|RUNNING|node-[0-4]|None"')  # fmt: skip
+    hosts = "\n".join(f"node-{number}" for number in range(5))
+    partitions = f"partition) echo >> {looked}; cat <<'END'\n{PARTITIONS}\nEND\n;;"
+    others = f"node) echo NodeAddr=10.7.1.4;; *) echo '{hosts}';;"
+    slurm("scontrol", text=f"case $2 in {partitions} {others} esac")
+    looked.touch()
+    assert allocate(SlurmConfig("/x"), RUN, "/x/control", 5, print).job == "8"
+    assert len(looked.read_text()) == 2
 
 
 @pytest.mark.parametrize(
@@ -134,7 +134,9 @@ def test_a_job_that_slurm_refuses_ends_the_start_with_its_reason(
     assert not [asked for asked in _asked(tmp_path) if asked.startswith("scancel")]
 
 
-def test_an_account_that_a_partition_does_not_know_is_said(slurm: Callable[..., None]) -> None:
+def test_an_account_that_a_partition_does_not_know_is_said(
+    slurm: Callable[..., None], tmp_path: Path
+) -> None:
     """Without accounting Slurm queues such a job."""
     reason = "Job's account not known, so it can't use this partition (acct allows good)"
     slurm("squeue", f"8|{job_name(RUN)}|PENDING||{reason}")
@@ -145,6 +147,7 @@ def test_an_account_that_a_partition_does_not_know_is_said(slurm: Callable[..., 
 
     with pytest.raises(KeyboardInterrupt):
         allocate(SlurmConfig("/x"), RUN, "/x/control", 1, interrupt)
+    assert "scancel 8" in _asked(tmp_path)
 
 
 @pytest.mark.parametrize(
