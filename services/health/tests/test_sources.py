@@ -242,10 +242,8 @@ def writer_start_ns(folder: Path) -> int:
     reader = FlightReader(folder / "flight-2.bin")
     last = reader.last()
     assert last is not None
-    start_ns = int(last["start_ns"])
-    del last
     reader.close()
-    return start_ns
+    return last.start_ns
 
 
 def test_what_a_dead_generation_left_open_is_not_open(tmp_path: Path, writer: FlightWriter) -> None:

@@ -128,7 +128,7 @@ def test_a_step_waits_for_the_times_of_its_device(rank: Rank) -> None:
     for sequence in passes:
         row = rank.source._followers[rank.folder / "flight-0.bin"].reader.at(sequence)
         assert row is not None
-        rank.writer.correct(sequence, int(row["start_ns"]), int(row["start_ns"]) + 5_000_000)
+        rank.writer.correct(sequence, row.start_ns, row.start_ns + 5_000_000)
     rank.look()
     assert rank.steps() == [0]
     assert rank.sent[0].steps[0].own_us == pytest.approx(10_000, abs=4)

@@ -82,11 +82,11 @@ def test_an_open_record_shows_what_the_rank_is_in_now(shm: Path) -> None:
     seq = writer.begin(6, step=4, micro_batch=2, peer=1)
     last = reader.last()
     assert last is not None
-    assert (last["kind"], last["micro_batch"], last["peer"], last["end_ns"]) == (6, 2, 1, 0)
+    assert (last.kind, last.micro_batch, last.peer, last.end_ns) == (6, 2, 1, 0)
     assert (reader.header.head, reader.header.progress) == (2, 1)
     writer.end(seq)
     last = reader.last()
-    assert last is not None and last["end_ns"] >= last["start_ns"]
+    assert last is not None and last.end_ns >= last.start_ns
 
 
 def test_records_overlap_and_end_in_any_order(shm: Path) -> None:

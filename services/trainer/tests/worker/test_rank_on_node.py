@@ -217,7 +217,7 @@ def test_the_ring_shows_the_generation_that_a_rank_joins_while_it_does(
         reader = FlightReader(rank._context.paths.segment("flight", 0))
         last = reader.last()
         assert last is not None
-        seen.append((reader.header.generation, int(last["kind"]), int(last["end_ns"])))
+        seen.append((reader.header.generation, last.kind, last.end_ns))
         raise Aborted
 
     monkeypatch.setattr(rank_module, "build", build)

@@ -24,7 +24,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 from headway.common.errors import CorruptError, InputError
-from headway.common.node.flight_record import ABORTED, BROKEN, RECORD, US
+from headway.common.node.flight_record import ABORTED, BROKEN, RECORD, US, Record, plain
 from headway.common.node.group_table import TABLE_BYTES, GroupCount, GroupTable, read_table
 from headway.common.node.process import ProcessId
 from headway.common.node.segment import LINE_BYTES, PAGE_BYTES, WORD_BYTES, Segment
@@ -34,6 +34,7 @@ _VERSION = 2
 
 _PACK = struct.Struct("<BBHiiIQQQQQQ")
 _PLAIN = np.dtype(f"V{RECORD.itemsize}")
+assert Record._fields == RECORD.names
 assert RECORD.itemsize == _PACK.size == LINE_BYTES
 
 _LINE = LINE_BYTES // WORD_BYTES
@@ -356,20 +357,17 @@ class FlightReader:
             return self._records[begin:end].copy().view(RECORD)
         return np.concatenate((self._records[begin:], self._records[:end])).view(RECORD)
 
-    def at(self, sequence: int) -> npt.NDArray[Any] | None:
-        """Record ``sequence`` (a 0-d array of dtype ``RECORD``), or None if it is overwritten."""
+    def at(self, sequence: int) -> Record | None:
+        """Record ``sequence``, or None if it is overwritten."""
         if not 0 <= sequence < self._words[_HEAD]:
             return None
         place = sequence % self._capacity
-        copy = self._records[place : place + 1].copy().view(RECORD)
+        [found] = plain(self._records[place : place + 1].copy().view(RECORD))
         oldest = self._words[_HEAD] - self._capacity + 1
-        if copy["sequence"][0] != sequence or sequence < oldest:
-            return None
-        found: npt.NDArray[Any] = copy.reshape(())
-        return found
+        return found if found.sequence == sequence and sequence >= oldest else None
 
-    def last(self) -> npt.NDArray[Any] | None:
-        """The newest record (a 0-d array of dtype ``RECORD``), or None."""
+    def last(self) -> Record | None:
+        """The newest record, or None."""
         for _ in range(3):  # a writer that laps a tiny ring may overtake this read once
             found = self.at(self._words[_HEAD] - 1)
             if found is not None or not self._words[_HEAD]:

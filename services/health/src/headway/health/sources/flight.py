@@ -14,7 +14,14 @@ import numpy as np
 import numpy.typing as npt
 from headway.common.errors import HeadwayError
 from headway.common.node.flight import FlightHeader, FlightReader
-from headway.common.node.flight_record import BROKEN, ON_DEVICE, WAITING, device_spans
+from headway.common.node.flight_record import (
+    BROKEN,
+    ON_DEVICE,
+    WAITING,
+    Record,
+    device_spans,
+    plain,
+)
 from headway.common.plan.schedule.actions import COMPUTE, Kind
 from headway.common.wire.messages.health import (
     DevicePlace,
@@ -36,6 +43,8 @@ PHASES: dict[Kind, RankPhase] = {
 COMPUTE_STEPS = 7
 """Steps whose median is a rank's time of computing: a single pause does not move it, and a rank
 that became slow shows after four."""
+_STEP, _FLUSH = int(Kind.STEP), int(Kind.FLUSH)
+"""As plain numbers: to look up a member of an enum takes as long as ten comparisons."""
 _IS_PASS = np.zeros(256, bool)
 _IS_PASS[[int(kind) for kind in COMPUTE]] = True
 INSTANT_NS = 1_000_000
@@ -187,9 +196,9 @@ def _device(reader: FlightReader, header: FlightHeader, now_ns: int) -> DevicePl
         return None
     row = reader.at(passed.sequence)
     return DevicePlace(
-        _name(int(row["kind"])) if row is not None else "",
-        int(row["step"]) if row is not None else -1,
-        int(row["micro_batch"]) if row is not None else -1,
+        _name(row.kind) if row is not None else "",
+        row.step if row is not None else -1,
+        row.micro_batch if row is not None else -1,
         passed.is_end,
         max(0, now_ns - passed.since_ns) / 1e9,
         max(0, now_ns - passed.asked_ns) / 1e9,
@@ -213,7 +222,7 @@ def _waits(follower: _Follower, header: FlightHeader) -> Waits:
 
 
 def _step_age_s(follower: _Follower, now_ns: int) -> float:
-    begun = [one.start_ns for one in follower.open.values() if one.kind == Kind.STEP]
+    begun = [one.start_ns for one in follower.open.values() if one.kind == _STEP]
     return max(0, now_ns - max(begun)) / 1e9 if begun else -1.0
 
 
@@ -226,35 +235,30 @@ def _advance(follower: _Follower, header: FlightHeader) -> int:
     if not _is_same(follower, header):
         follower.open.clear()
     # a long step has thousands of records between those that were open and the new ones
-    rows = [follower.reader.at(one) for one in sorted(follower.open) if one < follower.seen]
+    earlier = [follower.reader.at(one) for one in sorted(follower.open) if one < follower.seen]
+    rows = [one for one in earlier if one is not None]  # else overwritten meanwhile
     records = follower.reader.snapshot(follower.seen)
     end_ns = records["end_ns"]
     newest_ns = int(max(records["start_ns"].max(), end_ns.max())) if len(records) else 0
-    rows += list(records[(end_ns == 0) | (records["kind"] == Kind.STEP)])
+    is_wanted = (end_ns == 0) | (records["kind"] == _STEP)
+    rows += plain(records[is_wanted])
     follower.open, steps = {}, []
     for row in rows:
-        if row is None:
-            continue  # overwritten meanwhile
-        if row["end_ns"]:
-            newest_ns = max(newest_ns, int(row["end_ns"]))
-            if row["kind"] == Kind.STEP and not row["flags"] & BROKEN:
+        if row.end_ns:
+            newest_ns = max(newest_ns, row.end_ns)
+            if row.kind == _STEP and not row.flags & BROKEN:
                 steps.append(row)
         # a slow disk may take its time at the run's end
-        elif row["generation"] == header.generation and row["kind"] != Kind.FLUSH:
-            follower.open[int(row["sequence"])] = _Open(
-                int(row["kind"]),
-                int(row["micro_batch"]),
-                int(row["start_ns"]),
-                bool(row["flags"] & ON_DEVICE),
+        elif row.generation == header.generation and row.kind != _FLUSH:
+            follower.open[row.sequence] = _Open(
+                row.kind, row.micro_batch, row.start_ns, bool(row.flags & ON_DEVICE)
             )
     _note_steps(follower, header, steps)
     follower.seen = max(follower.seen, header.head)
     return newest_ns
 
 
-def _note_steps(
-    follower: _Follower, header: FlightHeader, steps: Sequence[npt.NDArray[Any]]
-) -> None:
+def _note_steps(follower: _Follower, header: FlightHeader, steps: Sequence[Record]) -> None:
     """Collect finished steps.
 
     One that was recorded only at its end began at the end of the one before.
@@ -263,20 +267,22 @@ def _note_steps(
         follower.generation, follower.num_steps = header.generation, 0
         follower.durations_s.clear()
         follower.compute_s.clear()
-    new = [row for row in steps if row["end_ns"] > follower.step_end_ns]
-    computed = _passes(follower.reader.snapshot(follower.step_sequence)) if len(new) else None
-    for row in new:
-        start_ns, end_ns = int(row["start_ns"]), int(row["end_ns"])
-        is_instant = end_ns - start_ns < INSTANT_NS and follower.step_end_ns > 0
-        begun_ns = follower.step_end_ns if is_instant else start_ns
-        follower.step, follower.step_s = int(row["step"]), (end_ns - begun_ns) / 1e9
-        follower.step_end_ns = end_ns
-        if row["generation"] == header.generation:
+    spans: list[tuple[int, int]] = []
+    first = follower.step_sequence
+    for row in steps:
+        if row.end_ns <= follower.step_end_ns:
+            continue
+        is_instant = row.end_ns - row.start_ns < INSTANT_NS and follower.step_end_ns > 0
+        begun_ns = follower.step_end_ns if is_instant else row.start_ns
+        follower.step, follower.step_s = row.step, (row.end_ns - begun_ns) / 1e9
+        follower.step_end_ns, follower.step_sequence = row.end_ns, row.sequence
+        if row.generation == header.generation:
             follower.num_steps += 1
             follower.durations_s.append(follower.step_s)
-            if computed is not None:
-                follower.compute_s.append(_compute_s(computed, begun_ns, end_ns))
-        follower.step_sequence = int(row["sequence"])
+            spans.append((begun_ns, row.end_ns))
+    if spans:
+        passes = _passes(follower.reader.snapshot(first))
+        follower.compute_s.extend(_compute_s(passes, spans[-COMPUTE_STEPS:]))
 
 
 def _passes(records: npt.NDArray[Any]) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
@@ -288,16 +294,18 @@ def _passes(records: npt.NDArray[Any]) -> tuple[npt.NDArray[Any], npt.NDArray[An
 
 
 def _compute_s(
-    passes: tuple[npt.NDArray[Any], npt.NDArray[Any]], begun_ns: int, ended_ns: int
-) -> float:
-    """Time of the passes of one step.
+    passes: tuple[npt.NDArray[Any], npt.NDArray[Any]], spans: Sequence[tuple[int, int]]
+) -> list[float]:
+    """Time of the passes in each step, which are given by their begin and end.
 
     They alone take long on a slow rank, and wait for no other pipeline stage or replica. Those of
     an evaluation before the step do not count.
     """
     start_ns, end_ns = passes
+    begun_ns, ended_ns = np.array(spans, np.uint64).T[..., None]
     is_inside = (start_ns >= begun_ns) & (end_ns <= ended_ns)
-    return float((end_ns[is_inside] - start_ns[is_inside]).sum()) / 1e9
+    times: list[float] = (((end_ns - start_ns) * is_inside).sum(axis=1) / 1e9).tolist()
+    return times
 
 
 def _name(kind: int) -> str:
