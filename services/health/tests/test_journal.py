@@ -44,7 +44,7 @@ def test_what_is_written_is_read_back_and_the_last_revision_counts(tmp_path: Pat
     assert (tmp_path / "verdicts.jsonl").stat().st_mode & 0o077 == 0
 
 
-@pytest.mark.parametrize("torn", [b'{"t":"health.verdict/1","id":"wor', b"\xff\xfe", b"[]"])
+@pytest.mark.parametrize("torn", [b'{"t":"health.verdict/2","id":"wor', b"\xff\xfe", b"[]"])
 def test_a_torn_last_line_costs_only_itself(tmp_path: Path, torn: bytes) -> None:
     path = tmp_path / "verdicts.jsonl"
     file = VerdictFile(path)
@@ -177,3 +177,10 @@ def test_what_is_open_in_the_file_is_closed_where_a_run_begins_anew(tmp_path: Pa
     state = MonitorState(HealthConfig(), RUN_ID)
     state.restore(verdicts_of(tmp_path))
     assert state.open_verdicts() == []
+
+
+def test_verdicts_of_another_version_are_refused_by_name(tmp_path: Path) -> None:
+    path = tmp_path / "verdicts.jsonl"
+    path.write_text('{"t":"health.verdict/1","id":"worker:0:1:2:3#1","revision":0,"node":0}\n')
+    with pytest.raises(InputError, match=r"health\.verdict/1, this one writes health\.verdict/2"):
+        read_verdicts(path)

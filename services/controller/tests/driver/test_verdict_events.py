@@ -65,7 +65,8 @@ def test_the_journal_has_the_line_its_file_and_its_program() -> None:
 )
 def test_other_verdicts_point_to_the_file_that_has_more(service: str, file: str) -> None:
     verdict = Verdict(
-        id="a#1", revision=0, kind="x", is_open=True, run_id=RUN_ID, node=2, service=service,
+        id="a#1", revision=0, kind="x", is_open=True, run_id=RUN_ID, node=2,
+        subject="service" if service else "rank", name=service,
         evidence=(Evidence(source="flight", name="finding", value="rank 1 computes 3x"),),
     )  # fmt: skip
     event = judged(verdict, RUN, "")

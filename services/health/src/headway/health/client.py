@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import time
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from headway.common.wire.messages.health import Evidence, Verdict
 from headway.health.announce import read_address
 from headway.health.checks.base import CheckSettings
 from headway.health.diagnosis.diagnosis import Diagnosis
 from headway.health.diagnosis.of_verdict import diagnosis_of
+from headway.health.diagnosis.words import lines_of, short_lines
 from headway.health.journal import close_open, newest_revisions, read_verdicts
 from headway.health.responses import OBSERVE, STOP_RUN, reason, response
 from headway.health.rule_files import with_own
@@ -29,6 +32,8 @@ __all__ = [
     "Saving",
     "Verdict",
     "begin_life",
+    "brief_of",
+    "brief_text",
     "check_rules",
     "diagnose_folder",
     "diagnose_run",
@@ -38,6 +43,13 @@ __all__ = [
     "run_checks",
     "verdicts_of",
 ]
+
+
+BRIEF = (
+    "kind", "cause", "summary", "where", "why", "do", "confidence", "alternatives", "done",
+    "since", "since_error_s",
+)  # fmt: skip
+"""Fields of a diagnosis that tell people what is wrong."""
 
 
 def run_checks(
@@ -82,7 +94,7 @@ def diagnose_folder(folder: Path) -> Diagnosed:
     # its readers are many, and no other command needs them
     from headway.health.folder.evidence import read_folder
     from headway.health.folder.judge import judge
-    from headway.health.folder.words import lines_of, reading_of
+    from headway.health.folder.words import reading_of
 
     evidence = read_folder(folder)
     found = judge(evidence)
@@ -96,16 +108,31 @@ def diagnose_run(control: Path) -> Diagnosed:
 
     ``control`` is the folder of ``verdicts.jsonl``.
     """
-    from headway.health.folder.words import lines_of
-
     verdicts = verdicts_of(control)
     now = [one for one in verdicts if one.is_open]
     found = [diagnosis_of(one) for one in sorted(now, key=lambda one: -one.confidence)]
-    lines = tuple(lines_of(found)) if found else ("nothing is wrong now",)
+    lines = tuple(lines_of(found, time.time())) if found else ("nothing is wrong now",)
     if not found and verdicts:
         found = [diagnosis_of(verdicts[-1])]
         lines = ("nothing is wrong now; the last fault:", *lines_of(found))
     return Diagnosed(tuple(found), lines, bool(now), {"verdicts.jsonl": "verdicts"}, {})
+
+
+def brief_of(verdict: Verdict) -> dict[str, Any]:
+    """A verdict as a diagnosis without its evidence, as plain values for JSON."""
+    row = diagnosis_of(verdict).as_dict()
+    return {name: row[name] for name in BRIEF}
+
+
+def brief_text(row: Mapping[str, Any], now_s: float, done: str = "") -> str:
+    """Of such values five lines: who, where, why, how sure, and what to do.
+
+    ``done`` is what the driver has done about it since.
+    """
+    fields = {name: row[name] for name in BRIEF if name in row}
+    lists = {name: tuple(fields.get(name, ())) for name in ("why", "alternatives")}
+    found = Diagnosis(**{**fields, **lists, **({"done": done} if done else {})})
+    return "\n".join(short_lines(found, now_s))
 
 
 def check_rules(files: Sequence[str]) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import re
 import time
 from pathlib import Path
 
@@ -17,6 +18,8 @@ _FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
 
 _encoder = msgspec.json.Encoder()
 _decoder = msgspec.json.Decoder(Verdict)
+_TAG = re.compile(rb'"(health\.verdict/\d{1,9})"')
+_OWN_TAG = str(Verdict.__struct_config__.tag).encode()
 
 
 class VerdictFile:
@@ -66,7 +69,11 @@ class VerdictFile:
 
 
 def read_verdicts(path: Path) -> list[Verdict]:
-    """Every revision in order; none without a file. Lines that are not a verdict are skipped."""
+    """Every revision in order; none without a file. Lines torn by a kill are skipped.
+
+    Raises:
+        InputError: another version of Headway wrote verdicts to it.
+    """
     try:
         lines = path.read_bytes().splitlines()
     except FileNotFoundError:
@@ -76,7 +83,13 @@ def read_verdicts(path: Path) -> list[Verdict]:
         try:
             verdicts.append(_decoder.decode(line))
         except msgspec.MsgspecError:
-            continue  # torn by a kill, or of a later version
+            found = _TAG.search(line)
+            if found and found[1] != _OWN_TAG:
+                raise InputError(
+                    f"{path} contains verdicts of another version of Headway "
+                    f"({found[1].decode()}, this one writes {_OWN_TAG.decode()})",
+                    remedy="use the version that wrote them, or move the file away",
+                ) from None
     return verdicts
 
 
@@ -99,6 +112,5 @@ def close_open(path: Path, why: Evidence) -> int:
         file = VerdictFile(path)
         with contextlib.closing(file):
             for verdict in left:
-                last = closing(verdict, why)
-                file.append(msgspec.structs.replace(last, unix_s=time.time()))  # type: ignore[type-var]
+                file.append(closing(verdict, why, time.time()))
     return len(left)

@@ -19,6 +19,8 @@ class Advice:
     action: VerdictAction
     remedy: str
     confidence: float
+    alternatives: tuple[tuple[str, float], ...] = ()
+    """What it may be instead, with its probability."""
 
 
 ADVICE: dict[str, Advice] = {
@@ -36,6 +38,7 @@ ADVICE: dict[str, Advice] = {
         "kill_worker",
         "send SIGKILL and replace the worker by a standby; keep its flight ring",
         0.8,
+        (("it waits for something that no table shows", 0.2),),
     ),
     "unexplained_hang": Advice(
         "restart_ranks",
@@ -44,7 +47,10 @@ ADVICE: dict[str, Advice] = {
         0.5,
     ),
     "node_silent": Advice(
-        "replace_node", "ask the executor over tcp; if it is silent too, use the spare node", 0.7
+        "replace_node",
+        "ask the executor over tcp; if it is silent too, use the spare node",
+        0.7,
+        (("only its agent, or the way to the monitor, fails", 0.3),),
     ),
     "fabric_cut": Advice(
         "replace_node",

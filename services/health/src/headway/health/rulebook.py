@@ -17,11 +17,13 @@ from typing import Any, Final, Literal, Protocol
 
 import msgspec
 from headway.common.wire.messages.health import (
+    Cause,
     FindingKind,
     FindingSource,
     FindingSubject,
     VerdictAction,
 )
+from headway.health.causes import cause_of
 from headway.health.own_patterns import OwnPattern
 
 Severity = Literal["info", "warning", "error"]
@@ -53,6 +55,8 @@ class Rule(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     """What a person should do, as one sentence."""
     confidence: float
     """0..1."""
+    cause: Cause | None = None
+    """Where it says more than the kind."""
     severity: Severity = "warning"
     action: VerdictAction = "observe"
     contains: tuple[str, ...] = ()
@@ -71,6 +75,11 @@ class Rule(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     """Lines that this rule must match."""
     good: tuple[str, ...] = ()
     """Lines that no rule of this source may match."""
+
+    @property
+    def known_cause(self) -> Cause:
+        """Its own cause, else that of its kind."""
+        return self.cause or cause_of(self.kind, self.subject)
 
     @property
     def names_device(self) -> bool:

@@ -7,6 +7,8 @@ nodes and quiet ranks.
 
 from __future__ import annotations
 
+import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
@@ -20,7 +22,7 @@ from headway.common.wire.messages.health import (
 )
 from headway.health.config import HealthConfig
 from headway.health.detectors import data
-from headway.health.detectors.episodes import Episodes, fact
+from headway.health.detectors.episodes import Episodes, Since, fact
 from headway.health.detectors.fabric import Fabric
 from headway.health.detectors.findings import FindingEpisodes
 from headway.health.detectors.follow_ups import FollowUps
@@ -67,10 +69,12 @@ class MonitorState:
         own_node: int = -1,
         grid: Grid | None = None,
         rules: RuleBook | None = None,
+        clock_s: Callable[[], float] = time.time,
     ) -> None:
         """``own_node`` is the monitor's; ``grid`` tells which ranks do the same work.
 
-        Without ``rules`` those that come with Headway are used.
+        Without ``rules`` those that come with Headway are used. Verdicts are dated by ``clock_s``,
+        the wall clock; nothing is decided by it.
         """
         self.config = config
         self.run_id = run_id
@@ -80,12 +84,12 @@ class MonitorState:
         self.machines: dict[int, Machine] = {}
         """What each node consists of, as its agent last reported."""
         self.ranks: dict[int, RankView] = {}
-        self._episodes = Episodes(run_id)
+        self._episodes = Episodes(run_id, clock_s)
         self._follow_ups = FollowUps(self._episodes, config.again_s)
         self._hangs = Hangs(self._episodes, self._follow_ups, config)
         self._fabric = Fabric(self._episodes, config, own_node)
         self._slow = SlowRanks(self._episodes, config, grid)
-        self._findings = FindingEpisodes(self._episodes, rules or shipped(), config.log_quiet_s)
+        self._findings = FindingEpisodes(self._episodes, rules or shipped(), config)
         self._pace = Pace(config)
         self._ended: dict[int, RankView] = {}
         """Ranks of the newest generation that have ended with code 0, as they were last seen."""
@@ -171,12 +175,13 @@ class MonitorState:
         is_current = worker.generation == self.generation
         if is_current and worker.state not in ENDED:
             verdicts += close_replaced(self._episodes, node, worker)
+        beat_s = self.config.beat_interval_s
         if worker.state not in ENDED:
-            verdicts += judge_process(self._episodes, node, worker)
+            verdicts += judge_process(self._episodes, node, worker, beat_s)
         elif self._is_held_elsewhere(node, worker):
             pass  # a returning node's leftovers of a rank that has moved to another node
         elif was_alive or (is_current and clock_s >= self._settle_s()):
-            verdicts += judge_process(self._episodes, node, worker)
+            verdicts += judge_process(self._episodes, node, worker, beat_s)
         if is_current:
             self._observe(node, worker, clock_s)
             verdicts += self._close_silence(node, worker)
@@ -242,7 +247,12 @@ class MonitorState:
             )
             generation = max((worker.generation for worker in workers), default=-1)
             verdicts += self._episodes.report(
-                ("node", node), "node_silent", rows, node=node, generation=generation
+                ("node", node),
+                "node_silent",
+                rows,
+                node=node,
+                generation=generation,
+                since=Since(unheard_s, self.config.beat_interval_s),
             )
         return verdicts
 

@@ -10,7 +10,7 @@ from collections.abc import Iterable
 
 from headway.common.wire.messages.health import Verdict
 from headway.health.config import HealthConfig
-from headway.health.detectors.episodes import Episodes, Key, fact
+from headway.health.detectors.episodes import Episodes, Key, Since, fact
 from headway.health.detectors.process import describe_action
 from headway.health.detectors.rank_view import RankView
 from headway.health.policy import advice_for
@@ -50,10 +50,12 @@ def report(episodes: Episodes, victim: RankView, config: HealthConfig) -> list[V
         "data_stall",
         rows,
         advice=advice_for("data_stall", name=name),
+        subject="service",
+        name=SERVICE,
         node=node,
         pid=signals.data_pid,
         generation=signals.generation,
-        service=SERVICE,
+        since=Since(victim.silence_s, config.beat_interval_s),
     )
 
 

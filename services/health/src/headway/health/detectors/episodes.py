@@ -2,21 +2,39 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import Any
+import time
+from collections.abc import Callable, Iterable
+from typing import Any, NamedTuple
 
 import msgspec
-from headway.common.wire.messages.health import Evidence, EvidenceSource, Verdict, VerdictKind
+from headway.common.wire.messages.health import (
+    Cause,
+    Evidence,
+    EvidenceSource,
+    Verdict,
+    VerdictKind,
+    VerdictSubject,
+)
+from headway.health.causes import cause_of
 from headway.health.policy import ADVICE, Advice
 
 Key = tuple[str | int, ...]
 
 
+class Since(NamedTuple):
+    """When a trouble began."""
+
+    ago_s: float
+    error_s: float
+    """It was at most this much earlier or later."""
+
+
 class Episodes:
     """The open verdicts by the key of their problem. Every change is returned as a new revision."""
 
-    def __init__(self, run_id: str) -> None:
-        self._run_id = run_id
+    def __init__(self, run_id: str, clock_s: Callable[[], float] = time.time) -> None:
+        """``clock_s`` is the wall clock, by which verdicts and their evidence are dated."""
+        self._run_id, self._clock_s = run_id, clock_s
         self._open: dict[Key, Verdict] = {}
         self._numbers: dict[str, int] = {}
         """Episodes so far, by the part of the id before the number."""
@@ -74,21 +92,27 @@ class Episodes:
         evidence: tuple[Evidence, ...],
         *,
         advice: Advice | None = None,
+        cause: Cause | None = None,
+        subject: VerdictSubject | None = None,
+        name: str = "",
         node: int,
         rank: int = -1,
         pid: int = 0,
         generation: int = -1,
-        service: str = "",
+        since: Since | None = None,
         silence_s: float = 0.0,
     ) -> list[Verdict]:
         """Open an episode, or revise it if its ``kind`` has changed.
 
         The same kind again has no effect.
 
-        A revision counts as unanswered, whatever was done about the earlier kind. Without an
-        ``advice`` it is that of the kind.
+        A revision counts as unanswered, whatever was done about the earlier kind; the trouble still
+        began when it did. Without ``advice`` or ``cause`` it is that of the kind; without a
+        ``subject`` it is the rank, else the node, else what all ranks share.
         """
         advice = advice or ADVICE[kind]
+        now_s = self._clock_s()
+        began_s, error_s = (now_s - since.ago_s, since.error_s) if since else (0.0, 0.0)
         known = self._open.get(key)
         if known is not None and known.kind == kind:
             return []
@@ -99,17 +123,23 @@ class Episodes:
             id=f"{stem}#{self._numbers[stem]}",
             revision=known.revision + 1 if known else 0,
             kind=kind,
+            cause=cause or cause_of(kind),
             is_open=True,
             run_id=self._run_id,
+            subject=subject or ("rank" if rank >= 0 else "node" if node >= 0 else "domain"),
+            name=name,
             node=node,
             rank=rank,
             pid=pid,
             generation=generation,
             confidence=advice.confidence,
+            alternatives=advice.alternatives,
             action=advice.action,
-            service=service,
             remedy=advice.remedy,
-            evidence=(*(known.evidence if known else ()), *evidence),
+            evidence=(*(known.evidence if known else ()), *_dated(evidence, now_s)),
+            since_unix_s=known.since_unix_s if known else began_s,
+            since_error_s=known.since_error_s if known else error_s,
+            unix_s=now_s,
             silence_s=silence_s,
         )
         self._put(key, verdict)
@@ -124,8 +154,16 @@ class Episodes:
             key,
             remedy=advice.remedy,
             confidence=advice.confidence,
-            evidence=(*known.evidence, why),
+            evidence=self._with(known.evidence, why),
         )
+
+    def add(self, key: Key, why: Evidence) -> list[Verdict]:
+        """Add a fact to an open verdict, such as who suffers from it."""
+        known = self._open.get(key)
+        if known is None or any((row.name, row.value) == (why.name, why.value)
+                                for row in known.evidence):  # fmt: skip
+            return []
+        return self._revise(key, evidence=self._with(known.evidence, why))
 
     def note_taken(self, key: Key, taken: str) -> list[Verdict]:
         """Record in an open verdict what was done about it."""
@@ -137,20 +175,23 @@ class Episodes:
         ``why`` replaces earlier such reasons.
         """
         known = self._open[key]
-        rows = (*(row for row in known.evidence if row.name != why.name), why)
-        return self._revise(key, taken="", evidence=rows)
+        rows = tuple(row for row in known.evidence if row.name != why.name)
+        return self._revise(key, taken="", evidence=self._with(rows, why))
 
     def close(self, key: Key, why: Evidence) -> list[Verdict]:
         """Close an episode, if it is open, with the reason as its last evidence."""
         known = self._pop(key)
-        return [] if known is None else [closing(known, why)]
+        return [] if known is None else [closing(known, why, self._clock_s())]
 
     def _revise(self, key: Key, **changes: Any) -> list[Verdict]:
         known = self._open[key]
         self._open[key] = msgspec.structs.replace(  # type: ignore[type-var]
-            known, revision=known.revision + 1, **changes
+            known, revision=known.revision + 1, unix_s=self._clock_s(), **changes
         )
         return [self._open[key]]
+
+    def _with(self, rows: tuple[Evidence, ...], why: Evidence) -> tuple[Evidence, ...]:
+        return (*rows, *_dated((why,), self._clock_s()))
 
     def _put(self, key: Key, verdict: Verdict) -> None:
         self._open[key] = verdict
@@ -165,16 +206,23 @@ class Episodes:
         return verdict
 
 
-def fact(source: EvidenceSource, name: str, value: str) -> Evidence:
-    """One observed fact."""
-    return Evidence(source=source, name=name, value=value)
+def fact(source: EvidenceSource, name: str, value: str, ago_s: float = 0.0) -> Evidence:
+    """One observed fact; it is dated when it is reported, ``ago_s`` before that."""
+    return Evidence(source=source, name=name, value=value, unix_s=-ago_s)
 
 
-def closing(verdict: Verdict, why: Evidence) -> Verdict:
+def closing(verdict: Verdict, why: Evidence, now_s: float) -> Verdict:
     """The last revision of an episode, with the reason as its last evidence."""
-    rows = (*verdict.evidence, why)
+    rows = (*verdict.evidence, *_dated((why,), now_s))
     return msgspec.structs.replace(  # type: ignore[type-var]
-        verdict, revision=verdict.revision + 1, is_open=False, evidence=rows
+        verdict, revision=verdict.revision + 1, is_open=False, evidence=rows, unix_s=now_s
+    )
+
+
+def _dated(rows: Iterable[Evidence], now_s: float) -> tuple[Evidence, ...]:
+    return tuple(
+        msgspec.structs.replace(row, unix_s=now_s + row.unix_s)  # type: ignore[type-var]
+        for row in rows
     )
 
 

@@ -14,9 +14,15 @@ from collections.abc import Collection, Mapping
 from typing import Final
 
 from headway.common.output import counted
-from headway.common.wire.messages.health import AgentBeat, Evidence, Verdict, VerdictKind
+from headway.common.wire.messages.health import (
+    AgentBeat,
+    Evidence,
+    SilentPeer,
+    Verdict,
+    VerdictKind,
+)
 from headway.health.config import HealthConfig
-from headway.health.detectors.episodes import Episodes, Key, fact
+from headway.health.detectors.episodes import Episodes, Key, Since, fact
 from headway.health.policy import advice_for
 
 KIND: Final = "fabric_cut"
@@ -75,8 +81,11 @@ class Fabric:
                 kind,
                 _evidence(confirmed, beats),
                 advice=advice_for(kind, pairs=_listed(confirmed)),
+                subject="pair",
+                name=_listed(confirmed),
                 node=node,
                 generation=generation,
+                since=Since(_longest_s(confirmed, beats), self._config.beat_interval_s),
             )
         return verdicts
 
@@ -184,13 +193,22 @@ def _listed(pairs: Collection[Pair]) -> str:
     return shown + more
 
 
+def _longest_s(pairs: Collection[Pair], beats: Mapping[int, AgentBeat]) -> float:
+    return max(_silent_peer(pair, beats).age_s for pair in pairs)
+
+
+def _silent_peer(pair: Pair, beats: Mapping[int, AgentBeat]) -> SilentPeer:
+    node, other = pair
+    address = beats[other].fabric_address
+    return next(one for one in beats[node].silent_peers if one.address == address)
+
+
 def _evidence(pairs: Collection[Pair], beats: Mapping[int, AgentBeat]) -> tuple[Evidence, ...]:
     rows = []
     for node, other in sorted(pairs):
-        address, reached = beats[other].fabric_address, len(beats[node].reached)
-        peer = next(one for one in beats[node].silent_peers if one.address == address)
+        peer, reached = _silent_peer((node, other), beats), len(beats[node].reached)
         value = (
-            f"node {node} ({beats[node].fabric_address}) to node {other} ({address}): nothing "
+            f"node {node} ({beats[node].fabric_address}) to node {other} ({peer.address}): nothing "
             f"acknowledged for {peer.age_s:.1f} s, sent again {peer.num_repeats} times; "
             f"{reached} of {counted(beats[node].num_asked, 'peer')} of node {node} answer, of node "
             f"{other} {len(beats[other].reached)} of {beats[other].num_asked}"

@@ -12,7 +12,8 @@ from headway.common.wire.messages.health import (
     Machine,
     Verdict,
 )
-from headway.health.detectors.episodes import Episodes, Key, fact
+from headway.health.config import HealthConfig
+from headway.health.detectors.episodes import Episodes, Key, Since, fact
 from headway.health.detectors.repeats import Repeats
 from headway.health.policy import advice
 from headway.health.rulebook import LINE_SOURCES, Rule, RuleBook
@@ -28,8 +29,9 @@ class FindingEpisodes:
     while another problem of the same subject is open.
     """
 
-    def __init__(self, episodes: Episodes, rules: RuleBook, quiet_s: float) -> None:
-        self._episodes, self._rules, self._quiet_s = episodes, rules, quiet_s
+    def __init__(self, episodes: Episodes, rules: RuleBook, config: HealthConfig) -> None:
+        self._episodes, self._rules = episodes, rules
+        self._quiet_s, self._error_s = config.log_quiet_s, config.beat_interval_s
         self._read_up_to: dict[tuple[int, str, int], int] = {}
         """(node, file, inode) -> offset of the newest finding, as agents repeat them. Files of two
         nodes may have one name and one number, where both were made from one image."""
@@ -104,9 +106,13 @@ class FindingEpisodes:
             rule.kind,
             _evidence(found, machine),
             advice=advice(rule, found.name, found.detail),
+            cause=rule.known_cause,
+            subject=rule.subject,
+            name=found.name,
             node=node,
             rank=found.rank,
             generation=generation,
+            since=Since(found.age_s, self._error_s),
         )
         if rule.repeat is not None and self._repeats.is_alone(key, rule, now_s):
             again = advice(rule, found.name, found.detail, is_repeated=True)
@@ -136,15 +142,15 @@ def program_of(found: Finding) -> str:
 
 def _evidence(found: Finding, machine: Machine) -> tuple[Evidence, ...]:
     """The line with its place and program, or the sentence about a counter; then the hardware."""
-    at = f"{found.file}:{found.inode}:{found.offset}"
-    rows = [fact("host", "finding", found.line), fact("host", "at", at)]
+    at, ago_s = f"{found.file}:{found.inode}:{found.offset}", found.age_s
+    rows = [fact("host", "finding", found.line, ago_s), fact("host", "at", at, ago_s)]
     if found.source in LINE_SOURCES:
         source: EvidenceSource = "kernel" if found.source == "kernel" else "log"
         program = "kernel" if found.source == "kernel" else program_of(found)
         rows = [
-            fact(source, "line", found.line),
-            fact(source, "at", at),
-            fact(source, "program", program),
+            fact(source, "line", found.line, ago_s),
+            fact(source, "at", at, ago_s),
+            fact(source, "program", program, ago_s),
         ]
     if found.source == "kernel" and machine.kernel:
         rows.append(fact("kernel", "release", machine.kernel))

@@ -10,7 +10,7 @@ from typing import Final
 
 from headway.common.wire.messages.health import Verdict
 from headway.health.config import HealthConfig
-from headway.health.detectors.episodes import Episodes, Key, fact
+from headway.health.detectors.episodes import Episodes, Key, Since, fact
 from headway.health.detectors.follow_ups import FollowUps
 from headway.health.detectors.groups import evidence_of_groups
 from headway.health.detectors.process import PROCESS_KINDS, process_key
@@ -22,6 +22,8 @@ _PROVEN: Final = PROCESS_KINDS | {"node_silent"}
 """Kinds of verdicts that name who is missing: while one is open, no hang is unexplained."""
 EXPLAINING: Final = _PROVEN | {"data_stall", "fabric_cut", "fabric_split"}
 """Kinds that may explain why ranks hang."""
+_OF_PROGRAM: Final = frozenset({"collective_mismatch", "deadlock", "ended_early"})
+"""Causes that no machine is at fault for."""
 
 
 def hang_key(generation: int) -> Key:
@@ -117,13 +119,18 @@ class Hangs:
             is_due = is_hang and self._follow_ups.is_due(known, clock_s)
             return self._follow_ups.repeat(key, clock_s) if is_due else []
         rows = evidence_of(hang, culprit, views, self._config) + evidence_of_groups(views)
+        still = still_s(culprit.signals) if culprit is not None else hang.silence_s
+        since = Since(still, self._config.beat_interval_s)
         if culprit is None:
             return self._episodes.report(
                 key,
                 UNEXPLAINED,
                 rows,
+                cause=hang.cause,
+                subject="program" if hang.cause in _OF_PROGRAM else "domain",
                 node=-1,
                 generation=int(key[1]),
+                since=since,
                 silence_s=hang.silence_s,
             )
         signals = culprit.signals
@@ -132,9 +139,11 @@ class Hangs:
             key,
             "silence",
             rows,
+            cause=hang.cause,
             node=culprit.node,
             rank=signals.rank,
             pid=signals.pid,
             generation=signals.generation,
+            since=since,
             silence_s=hang.silence_s,
         )

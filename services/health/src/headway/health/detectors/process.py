@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from headway.common.wire.messages.health import Evidence, Verdict, WorkerSignals
-from headway.health.detectors.episodes import Episodes, Key, fact
+from headway.health.detectors.episodes import Episodes, Key, Since, fact
 
 ENDED = frozenset({"gone", "Z", "X", "x"})
 STOPPED = frozenset({"T"})
@@ -17,8 +17,12 @@ def process_key(node: int, worker: WorkerSignals) -> Key:
     return ("worker", node, worker.rank, worker.pid, worker.start_ticks)
 
 
-def judge_process(episodes: Episodes, node: int, worker: WorkerSignals) -> list[Verdict]:
+def judge_process(
+    episodes: Episodes, node: int, worker: WorkerSignals, beat_s: float
+) -> list[Verdict]:
     """Crash and stop from one beat; a process that runs again closes its episode.
+
+    ``beat_s`` is the time between two beats: it happened between this one and the one before.
 
     ``done`` (exited with code 0) is not a problem, nor are other states.
     """
@@ -37,6 +41,7 @@ def judge_process(episodes: Episodes, node: int, worker: WorkerSignals) -> list[
         rank=worker.rank,
         pid=worker.pid,
         generation=worker.generation,
+        since=Since(beat_s / 2, beat_s / 2),
     )
 
 

@@ -13,17 +13,17 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Collection
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from headway.common.plan.schedule.actions import Kind
-from headway.common.wire.messages.health import Evidence
+from headway.common.wire.messages.health import Cause, Evidence
 from headway.health.config import HealthConfig
 from headway.health.detectors.episodes import fact
 from headway.health.detectors.positions import ANYTHING, scene_of
 from headway.health.detectors.process import describe_action
 from headway.health.detectors.rank_view import TRACED, RankView, still_s
 from headway.health.detectors.unexplained import reason_of
-from headway.health.diagnosis.diagnosis import Cause, ranks_in_words
+from headway.health.diagnosis.diagnosis import ranks_in_words
 from headway.health.diagnosis.mismatch import find_mismatch
 from headway.health.diagnosis.wait_for import Holdup, find_holdups
 
@@ -48,7 +48,7 @@ class Hang:
     what: str
     """What was observed, for people."""
     cause: Cause = "unknown"
-    """Why no rank is named, if that is known."""
+    """Why, as far as it is known."""
 
 
 def find_hang(views: Collection[RankView], config: HealthConfig) -> Hang | None:
@@ -70,14 +70,15 @@ def find_hang(views: Collection[RankView], config: HealthConfig) -> Hang | None:
     silence_s = min(still_s(view.signals) for view in heard)
     frozen = tuple(view for view in heard if view.is_frozen(config))
     if frozen:
-        return _confirmed(Hang(frozen, 0.0, "its process does not run"), config)
+        return _confirmed(Hang(frozen, 0.0, "its process does not run", "host_stall"), config)
     scene = scene_of(views, config)
     mismatch = find_mismatch(scene)
     if mismatch is not None:  # whatever a rank does then, its program is at fault
         return Hang((), silence_s, str(mismatch), "collective_mismatch")
     holdups = find_holdups(scene)
     if len(heard) == len(views) == 1 and scene.positions[heard[0].signals.rank].is_working:
-        return _confirmed(Hang((heard[0],), silence_s, "it alone waits for nobody"), config)
+        found = Hang((heard[0],), silence_s, "it alone waits for nobody", "host_stall")
+        return _confirmed(found, config)
     ranks = _named(holdups)
     if ranks:
         culprits = tuple(view for view in heard if view.signals.rank in ranks)
@@ -85,7 +86,8 @@ def find_hang(views: Collection[RankView], config: HealthConfig) -> Hang | None:
             what = f"rank {slow[0].signals.rank} waits for its snapshot or checkpoint"
             return Hang((), silence_s, what, "checkpoint_write")
         sure = next(one for one in holdups if one.kind in NAMING)
-        return _confirmed(Hang(culprits, silence_s, _what(sure)), config)
+        why: Cause = "device_hang" if sure.kind == "device" else "host_stall"
+        return _confirmed(Hang(culprits, silence_s, _what(sure), why), config)
     cause, reason = reason_of(holdups, [view.signals for view in heard])
     return Hang((), silence_s, reason or f"no rank moved for {silence_s:.1f} s", cause)
 
@@ -111,7 +113,7 @@ def _what(holdup: Holdup) -> str:
 def _confirmed(hang: Hang, config: HealthConfig) -> Hang | None:
     """Not culprits that a debugger, for example, has just released."""
     culprits = tuple(one for one in hang.culprits if one.beats_over >= config.confirm_beats)
-    return Hang(culprits, hang.silence_s, hang.what) if culprits else None
+    return replace(hang, culprits=culprits) if culprits else None
 
 
 def _find_livelock(views: Collection[RankView], config: HealthConfig) -> Hang | None:
@@ -138,8 +140,7 @@ def evidence_of(
     if culprit is None:
         places = Counter(view.signals.open_kind or "between actions" for view in views)
         text = ", ".join(f"{count} in {place}" for place, count in places.most_common())
-        cause = [] if hang.cause == "unknown" else [fact("flight", "cause", hang.cause)]
-        return (*rows, *cause, fact("flight", "ranks_by_action", text), *_stacks(views))
+        return (*rows, fact("flight", "ranks_by_action", text), *_stacks(views))
     where = culprit.signals.place
     return (
         *([fact("stack", "where", where)] if where else []),

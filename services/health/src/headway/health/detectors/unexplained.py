@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 
-from headway.common.wire.messages.health import WorkerSignals
+from headway.common.wire.messages.health import Cause, WorkerSignals
 from headway.health.detectors.positions import ANYTHING, UNKNOWN
-from headway.health.diagnosis.diagnosis import Cause, ranks_in_words
+from headway.health.diagnosis.diagnosis import ranks_in_words
 from headway.health.diagnosis.wait_for import Holdup
 
 

@@ -5,13 +5,9 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
+from headway.common.wire.messages.health import Cause
+
 Kind = Literal["hang", "fault", "slow", "none"]
-Cause = Literal[
-    "data_stall", "checkpoint_write", "host_stall", "device_hang", "collective_mismatch",
-    "deadlock", "network", "link_flap", "link_fault", "gpu_lost", "gpu_fault", "memory_fault",
-    "out_of_memory", "disk_fault", "machine_fault", "program_error", "ended_early", "unreported",
-    "compute", "data", "unknown", "none",
-]  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,10 +31,13 @@ class Subject:
 
 @dataclass(frozen=True, slots=True)
 class Observation:
-    """A fact, and the file that shows it."""
+    """A fact, and what shows it."""
 
     file: str
+    """A file of a folder, or the source of a verdict's evidence."""
     text: str
+    at_s: float | None = None
+    """When, in seconds since 1970; None if that is not known."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,8 +61,12 @@ class Diagnosis:
     """0..1."""
     alternatives: tuple[tuple[str, float], ...] = ()
     """What else it may be, with the probability."""
+    done: str = ""
+    """What was done about it; empty if nobody has decided."""
     since: float | None = None
     """Seconds since 1970, None if unknown."""
+    since_error_s: float = 0.0
+    """It began at most this much earlier or later."""
     evidence: tuple[Observation, ...] = ()
 
     def as_dict(self) -> dict[str, Any]:

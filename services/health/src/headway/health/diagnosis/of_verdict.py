@@ -2,62 +2,81 @@
 
 from __future__ import annotations
 
-from typing import get_args
-
 from headway.common.wire.messages.health import Verdict, VerdictKind
-from headway.health.diagnosis.diagnosis import Cause, Diagnosis, Kind, Observation, Subject
+from headway.health.diagnosis.diagnosis import Diagnosis, Kind, Observation, Subject
 
 _HANGS: frozenset[VerdictKind] = frozenset(
     {"silence", "stopped", "unexplained_hang", "data_stall", "fabric_cut", "fabric_split"}
 )
-_CAUSES: dict[VerdictKind, Cause] = {
-    "silence": "host_stall", "stopped": "host_stall", "data_stall": "data_stall",
-    "fabric_cut": "network", "fabric_split": "network", "network_fault": "network",
-    "gpu_fault": "gpu_fault", "pcie_error": "machine_fault", "memory_error": "memory_fault",
-    "out_of_memory": "out_of_memory", "disk_full": "disk_fault", "disk_fault": "disk_fault",
-    "kernel_stall": "machine_fault", "node_silent": "machine_fault", "user_error": "program_error",
-    "slow_rank": "compute",
-}  # fmt: skip
 _WHAT: dict[VerdictKind, str] = {
     "silence": "holds up the run", "stopped": "was stopped", "crash": "has ended",
     "unexplained_hang": "no rank moves, and none can be blamed for certain",
-    "data_stall": "gets no data", "node_silent": "does not report", "slow_rank": "is slow",
+    "data_stall": "gets no data", "node_silent": "does not report",
     "fabric_cut": "reaches nobody", "fabric_split": "some nodes do not reach each other",
 }  # fmt: skip
+"""What is said of a subject; of other kinds their name is."""
+_ELSEWHERE = frozenset({"line", "finding", "why", "where", "ranks_waiting"})
+"""Facts that are in the summary or in the place."""
 
 
 def diagnosis_of(verdict: Verdict) -> Diagnosis:
-    """The same facts; ``done`` is among the reasons, as the driver's answer to it."""
+    """The same facts, in the words of a diagnosis."""
     facts = {one.name: one.value for one in verdict.evidence}
-    subject = Subject(verdict.rank, f"node {verdict.node}" if verdict.node >= 0 else "")
-    what = _WHAT.get(verdict.kind, verdict.kind.replace("_", " "))
-    summary = f"{subject} {what}" if str(subject) and verdict.kind in _WHAT else what
-    if line := facts.get("line", ""):
-        summary = f"{what}{f' on {subject}' if str(subject) else ''}: {line[:160]}"
-    why = [f"{one.name.replace('_', ' ')}: {one.value}" for one in verdict.evidence
-           if one.name not in ("line", "where", "cause")]  # fmt: skip
-    if verdict.taken:
-        why.append(f"done: {verdict.taken}")
+    subject = subject_of(verdict)
     return Diagnosis(
         _kind(verdict),
-        _cause(verdict, facts.get("cause", "")),
-        summary,
-        culprits=(subject,) if verdict.rank >= 0 or verdict.node >= 0 else (),
-        where=facts.get("where", ""),
-        why=tuple(why),
+        verdict.cause,
+        _summary(verdict, subject, facts),
+        culprits=(subject,) if str(subject) else (),
+        where=_where(facts),
+        why=tuple(
+            f"{one.name.replace('_', ' ')}: {one.value}"
+            for one in verdict.evidence
+            if one.name not in _ELSEWHERE
+        ),
         do=verdict.remedy,
         confidence=verdict.confidence,
-        since=verdict.unix_s or None,
+        alternatives=verdict.alternatives,
+        done=verdict.taken,
+        since=verdict.since_unix_s or None,
+        since_error_s=verdict.since_error_s,
         evidence=tuple(
-            Observation(one.source, f"{one.name}: {one.value}") for one in verdict.evidence
+            Observation(one.source, f"{one.name}: {one.value}", one.unix_s or None)
+            for one in verdict.evidence
         ),
     )
 
 
-def _cause(verdict: Verdict, stated: str) -> Cause:
-    """That of its kind; an unexplained hang may state why nobody is named."""
-    causes = {one: one for one in get_args(Cause)}
-    return _CAUSES.get(verdict.kind) or causes.get(stated, "unknown")
+def subject_of(verdict: Verdict) -> Subject:
+    """What a verdict is about."""
+    return Subject(
+        verdict.rank,
+        f"node {verdict.node}" if verdict.node >= 0 else "",
+        gpu=verdict.name if verdict.subject == "gpu" else "",
+        link=verdict.name if verdict.subject == "nic" else "",
+    )
+
+
+def _summary(verdict: Verdict, subject: Subject, facts: dict[str, str]) -> str:
+    who, finding = str(subject), facts.get("line") or facts.get("finding", "")
+    if verdict.kind == "slow_rank" and finding:
+        return finding
+    if what := _WHAT.get(verdict.kind, ""):
+        said = f"{who} {what}" if who else what
+        return f"{said}: {facts['why']}" if facts.get("why") else said
+    said = verdict.kind.replace("_", " ") + (f" on {who}" if who else "")
+    return f"{said}: {finding[:160]}" if finding else said
+
+
+def _where(facts: dict[str, str]) -> str:
+    """In the code, or in which part; and how many ranks wait for it."""
+    file = facts.get("at", "").rsplit(":", 2)[0]
+    place = facts.get("where") or facts.get("hardware") or file
+    waiting = facts.get("ranks_waiting", "0")
+    if waiting == "0":
+        return place
+    wait = "1 rank waits" if waiting == "1" else f"{waiting} ranks wait"
+    return f"{place}; {wait} for it" if place else f"{wait} for it"
 
 
 def _kind(verdict: Verdict) -> Kind:

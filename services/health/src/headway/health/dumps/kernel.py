@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
-from headway.common.wire.messages.health import Finding, FindingKind
+from headway.common.wire.messages.health import Cause, Finding
 from headway.health.dumps.names import host_of_name
 from headway.health.dumps.times import Stamp, read_stamp
 from headway.health.rule_files import shipped
@@ -33,7 +33,7 @@ class KernelMark:
     """A line of the kernel that indicates a problem."""
 
     rule: str
-    kind: FindingKind
+    cause: Cause
     severity: Severity
     confidence: float
     """Of its rule, 0..1."""
@@ -127,7 +127,7 @@ def _mark(
     named = pci_address(finding.name)
     return KernelMark(
         rule=rule.name,
-        kind=rule.kind,
+        cause=rule.known_cause,
         severity=rule.severity,
         confidence=rule.confidence,
         remedy=rule.remedy,

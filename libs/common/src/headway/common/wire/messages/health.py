@@ -31,6 +31,16 @@ VerdictKind = Literal[
     "crash", "stopped", "silence", "unexplained_hang", "data_stall", "node_silent", "fabric_cut",
     "fabric_split", "slow_rank", FindingKind,
 ]  # fmt: skip
+VerdictSubject = Literal[FindingSubject, "pair", "domain", "program", "data"]
+"""``pair``: what is between two nodes or ranks. ``domain``: what several share, such as a switch or
+a group, or all ranks. ``program``: the user's own code. ``data``: samples, or their storage."""
+Cause = Literal[
+    "data_stall", "checkpoint_write", "host_stall", "device_hang", "collective_mismatch",
+    "deadlock", "network", "link_flap", "link_fault", "gpu_lost", "gpu_fault", "memory_fault",
+    "out_of_memory", "disk_fault", "machine_fault", "program_error", "ended_early", "unreported",
+    "compute", "data", "unknown", "none",
+]  # fmt: skip
+"""Why something is wrong, in verdicts and in diagnoses of folders."""
 VerdictAction = Literal[
     "replace_worker", "kill_worker", "restart_ranks", "restart_service", "replace_node",
     "stop_run", "observe",
@@ -284,14 +294,16 @@ class Evidence(Message, tag="health.evidence/1"):
     source: EvidenceSource
     name: str
     value: str
+    unix_s: float = 0.0
+    """When it was observed, by the monitor's clock."""
 
 
-class Verdict(Message, tag="health.verdict/1"):
+class Verdict(Message, tag="health.verdict/2"):
     """One fault that the monitor found, and what became of it; also a line of ``verdicts.jsonl``.
 
-    A higher ``revision`` of the same ``id`` replaces the earlier one. ``is_open = False`` closes
-    the episode; after that the same trouble opens a new one. An open verdict is repeated until
-    ``VerdictTaken`` says what the driver did.
+    A higher ``revision`` of the same ``id`` replaces the earlier one: more is known, or the driver
+    has answered. ``is_open = False`` closes the episode; after that the same trouble opens a new
+    one. An open verdict is repeated until ``VerdictTaken`` says what the driver did.
     """
 
     about = note(
@@ -302,8 +314,16 @@ class Verdict(Message, tag="health.verdict/1"):
     id: str
     revision: int
     kind: VerdictKind
+    """What was observed."""
+    cause: Cause = "unknown"
+    """Why, as far as that is known."""
     is_open: bool
     run_id: str
+    subject: VerdictSubject = "domain"
+    """What is at fault."""
+    name: str = ""
+    """Which one: of a GPU its PCI address, of an adapter's port ``mlx5_0/1``, of a service
+    ``dataloader``, of a pair or a domain its members; empty if ``rank`` or ``node`` says it."""
     node: int
     """-1 if no node is meant."""
     rank: int = -1
@@ -311,21 +331,30 @@ class Verdict(Message, tag="health.verdict/1"):
     generation: int = -1
     confidence: float = 0.0
     """0..1."""
+    alternatives: tuple[tuple[str, float], ...] = ()
+    """What it may be instead, each with its probability."""
     action: VerdictAction = "observe"
-    service: str = ""
-    """The faulty service, such as ``dataloader``; empty if a rank or a node is at fault."""
     taken: str = ""
     """What the driver did about it; empty until it has answered."""
     remedy: str = ""
     """The action for people: one sentence."""
     evidence: tuple[Evidence, ...] = ()
+    since_unix_s: float = 0.0
+    """When the trouble began, by the monitor's clock; 0 if unknown."""
+    since_error_s: float = 0.0
+    """It began at most this much earlier or later."""
     unix_s: float = 0.0
-    """Wall time of this revision, for logs only."""
+    """Wall time of this revision."""
     silence_s: float = 0.0
     """For a hang that may still pass, how long nothing had moved when it was named.
 
     The driver waits for ``recovery.hang_act_s`` before it acts; 0 asks it to act at once.
     """
+
+    @property
+    def service(self) -> str:
+        """The faulty service, empty if something else is at fault."""
+        return self.name if self.subject == "service" else ""
 
 
 class VerdictTaken(Message, tag="health.verdict_taken/1"):
