@@ -12,6 +12,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
+MAX_SHOWN: Final = 3
+"""Frames in the sentence about a place."""
+MAX_CHARS: Final = 160
+
 _LIBRARY_FOLDER = re.compile(
     r"(?:^|/)(?:site-packages|dist-packages|lib(?:64)?/python\d[\d.]*|python\d\d?\.zip)/|^<(?!stdin|string|ipython)"
 )
@@ -62,3 +66,16 @@ def innermost_own(frames: Sequence[Frame]) -> Frame | None:
     """
     own = (frame for frame in frames if not frame.is_library)
     return next(own, frames[-1] if frames else None)
+
+
+def place(frames: Sequence[Frame]) -> str:
+    """Where a process is, such as ``shards.py:88 read < loader.py:121 load``.
+
+    These are the innermost frames of a user's own code, or of any code if all are in libraries, of
+    frames with the innermost first.
+    """
+    own = [frame for frame in frames if not frame.is_library] or list(frames)
+    return " < ".join(
+        f"{frame.file.rpartition('/')[2]}:{frame.line} {frame.function}"
+        for frame in own[:MAX_SHOWN]
+    )[:MAX_CHARS]

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from headway.health.diagnosis.diagnosis import Cause, Diagnosis, Observation, Subject
+from headway.common.wire.messages.health import Cause
+from headway.health.diagnosis.diagnosis import Diagnosis, Observation, Subject
 from headway.health.dumps.failures import Failure
+from headway.health.dumps.frames import place
 from headway.health.folder.evidence import Evidence
-from headway.health.folder.host_cause import place
 
 _OF_OTHERS = (
     "closed by peer", "connection reset", "remote process exited", "connection closed by remote",

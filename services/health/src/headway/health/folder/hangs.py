@@ -4,20 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from headway.health.diagnosis.diagnosis import (
-    Cause,
-    Diagnosis,
-    Observation,
-    Subject,
-    ranks_in_words,
-)
+from headway.common.wire.messages.health import Cause
+from headway.health.diagnosis.diagnosis import Diagnosis, Observation, Subject, ranks_in_words
 from headway.health.diagnosis.mismatch import Mismatch, find_mismatch
 from headway.health.diagnosis.positions import Scene
 from headway.health.diagnosis.wait_for import Holdup, find_holdups
-from headway.health.dumps.frames import Frame
+from headway.health.dumps.frames import Frame, place
 from headway.health.folder.evidence import Evidence
-from headway.health.folder.host_cause import host_cause, place
+from headway.health.folder.host_cause import host_cause
 from headway.health.folder.scene import title, whole_scene
+from headway.health.folder.standing import (
+    device_stand,
+    last_received,
+    operation_of,
+    waiting_ranks,
+)
 
 _DO: dict[Cause, str] = {
     "data_stall": "take out no machine at first: look at the storage that {who} reads",
@@ -34,12 +35,21 @@ _DO: dict[Cause, str] = {
     "network": "check the network between these ranks in pairs: headway health pairwise",
     "deadlock": "stop the job: its program makes ranks wait for each other, no machine is at fault",
 }
+_CAUSES: dict[str, Cause] = {
+    "ended": "ended_early", "transport": "network", "deadlock": "deadlock",
+    "unreported": "unreported",
+}  # fmt: skip
+"""Of the kinds of holdups that have one cause."""
 _SURE = {"missing": 0.9, "device": 0.9, "ended": 0.9, "unreported": 0.6, "transport": 0.6,
          "deadlock": 0.7}  # fmt: skip
 
 
 def judge_hang(evidence: Evidence) -> list[Diagnosis]:
-    """What a job that has stopped waits for; empty if nothing shows that it has stopped."""
+    """Who holds up the ranks that wait; empty if no rank waits for another.
+
+    Ranks of a job that runs wait as well, in the middle of a step: without a time-out in a log, a
+    diagnosis says so.
+    """
     scene = whole_scene(evidence)
     mismatch = find_mismatch(scene)
     if mismatch is not None:
@@ -80,14 +90,14 @@ def _of_mismatch(evidence: Evidence, scene: Scene, found: Mismatch) -> Diagnosis
 
 def _of_holdup(evidence: Evidence, scene: Scene, found: Holdup) -> Diagnosis:
     name = title(evidence, found.group)
-    operation = _operation(scene, found)
+    operation = operation_of(scene, found)
     is_between = found.kind == "transport"
     culprits = () if is_between else tuple(_subject(evidence, rank) for rank in found.ranks)
     who = ranks_in_words(found.ranks)
     cause, why, where = _cause(evidence, scene, found)
     limit_s = _limit_s(evidence)
     whole = f"{operation} {found.sequence} of {name}"
-    stand = _stand(evidence, scene, found) if found.kind == "device" else ""
+    stand = device_stand(evidence, scene, found) if found.kind == "device" else ""
     summary = {
         "missing": f"{who} never began {whole}",
         "device": f"the device of {who} {stand}",
@@ -96,7 +106,7 @@ def _of_holdup(evidence: Evidence, scene: Scene, found: Holdup) -> Diagnosis:
         "transport": f"all of {who} are in {whole}, and none makes progress",
         "deadlock": f"{who} wait for each other in a circle, at {whole} among others",
     }[found.kind]
-    waiting = _waiting(scene, found)
+    waiting = waiting_ranks(scene, found)
     if waiting:
         why = (*why, f"{ranks_in_words(waiting)} only wait{'s' * (len(waiting) == 1)}")
     nodes = {one.node for one in culprits}
@@ -114,7 +124,7 @@ def _of_holdup(evidence: Evidence, scene: Scene, found: Holdup) -> Diagnosis:
         victims=tuple(_subject(evidence, rank) for rank in waiting),
         where=where,
         why=why,
-        do=_DO[cause].format(who=who),
+        do=_what_to_do(cause, who, has_stack=bool(where)),
         confidence=min(0.97, _SURE[found.kind] + (0.05 if where else 0.0)),
         since=_since(evidence, found),
         evidence=_observations(evidence, found),
@@ -137,16 +147,20 @@ def _cause(evidence: Evidence, scene: Scene, found: Holdup) -> tuple[Cause, tupl
         ]
         return cause, (does if frames else unknown, *held[:1]), place(frames)
     if found.kind == "device":
-        last = _last_of(scene, found.ranks[0])
+        last = last_received(scene, found.ranks[0])
         why = [f"rank {found.ranks[0]} {last}"] if last else []
         nodes = {node for rank in found.ranks if (node := evidence.node_of(rank))}
         kernels = [one for one in evidence.kernels.values() if one.host in nodes]
         if kernels and not any(one.news() for one in kernels):
             why.append("the kernel log there shows nothing")
         return "device_hang", tuple(why), ""
-    kinds: dict[str, Cause] = {"ended": "ended_early", "transport": "network"}
-    cause = kinds.get(found.kind, "deadlock" if found.kind == "deadlock" else "unreported")
-    return cause, (), ""
+    return _CAUSES[found.kind], (), ""
+
+
+def _what_to_do(cause: Cause, who: str, *, has_stack: bool) -> str:
+    if cause == "host_stall" and has_stack:
+        return f"look at that place in the code of {who}; nothing shows a fault of the machine"
+    return _DO[cause].format(who=who)
 
 
 def _frames(evidence: Evidence, rank: int) -> Sequence[Frame]:
@@ -154,62 +168,6 @@ def _frames(evidence: Evidence, rank: int) -> Sequence[Frame]:
         if stack.rank == rank and stack.main is not None:
             return stack.main.frames
     return ()
-
-
-def _operation(scene: Scene, found: Holdup) -> str:
-    for position in scene.positions.values():
-        if (known := position.operations.get((found.group, found.sequence))) is not None:
-            return known.name
-    return "operation"
-
-
-def _stand(evidence: Evidence, scene: Scene, found: Holdup) -> str:
-    """Where the device of the first of the ranks stands: its oldest operation not finished."""
-    position = scene.positions[found.ranks[0]]
-    first = position.pending[0]
-    group, operation = (
-        scene.groups[first.group],
-        position.operations.get((first.group, first.sequence)),
-    )
-    if group.is_message:
-        source, destination = group.members
-        to = f"send to rank {destination}" if source == position.rank else (
-            f"receive from rank {source}"
-        )  # fmt: skip
-        return f"never began the {to}"
-    name = operation.name if operation else "operation"
-    what = f"{name} {first.sequence} of {title(evidence, first.group)}"
-    others = (scene.positions.get(rank) for rank in group.members if rank != position.rank)
-    if any(one is not None and one.has_finished(first.group, first.sequence) for one in others):
-        return f"has not finished {what}, which others have"
-    return f"never began {what}"
-
-
-def _last_of(scene: Scene, rank: int) -> str:
-    """What the device has finished last of the messages it received."""
-    position = scene.positions[rank]
-    received = [
-        (done, scene.groups[name].members[0])
-        for name, done in position.done.items()
-        if done and scene.groups[name].is_message and scene.groups[name].members[1] == rank
-    ]
-    if not received:
-        return ""
-    done, source = max(received)
-    return (
-        f"received micro-batch {done - 1} from rank {source} (counted from 0, from the oldest "
-        "message in the dumps on)"
-    )
-
-
-def _waiting(scene: Scene, found: Holdup) -> tuple[int, ...]:
-    return tuple(
-        sorted(
-            rank
-            for rank, position in scene.positions.items()
-            if rank not in found.ranks and position.pending
-        )
-    )
 
 
 def _limit_s(evidence: Evidence) -> float:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from headway.health.diagnosis.diagnosis import Cause
+from headway.common.wire.messages.health import Cause
 from headway.health.dumps.frames import Frame
 
 _SIGNS: tuple[tuple[Cause, str, tuple[str, ...]], ...] = (
@@ -20,7 +20,6 @@ _SIGNS: tuple[tuple[Cause, str, tuple[str, ...]], ...] = (
 )  # fmt: skip
 """Tried in this order: who saves a checkpoint writes and reads like others, too."""
 _IN_COLLECTIVE = ("torch/distributed", "distributed_c10d", "wait_for_others")
-MAX_SHOWN = 3
 
 
 def host_cause(frames: Sequence[Frame]) -> tuple[Cause, str]:
@@ -32,12 +31,3 @@ def host_cause(frames: Sequence[Frame]) -> tuple[Cause, str]:
     if frames and any(sign in text for text in texts for sign in _IN_COLLECTIVE):
         return "host_stall", "is in a collective of its own"
     return "host_stall", "is busy with something else" if frames else "does something unknown"
-
-
-def place(frames: Sequence[Frame]) -> str:
-    """Where it is: the innermost frames of a user's own code, such as ``a.py:8 read < b.py:3``."""
-    own = [frame for frame in frames if not frame.is_library] or list(frames)
-    return " < ".join(
-        f"{frame.file.rpartition('/')[2]}:{frame.line} {frame.function}"
-        for frame in own[:MAX_SHOWN]
-    )

@@ -6,7 +6,7 @@ from headway.health.diagnosis.diagnosis import Diagnosis, Observation
 from headway.health.dumps.kernel import KernelMark
 from headway.health.folder.counted import judge_counts
 from headway.health.folder.errors import judge_errors
-from headway.health.folder.evidence import Evidence
+from headway.health.folder.evidence import DAY_S, Evidence
 from headway.health.folder.faults import judge_faults
 from headway.health.folder.hangs import judge_hang
 from headway.health.folder.slowness import judge_slowness
@@ -60,4 +60,4 @@ def _name(mark: KernelMark) -> str:
 def _age(mark: KernelMark, start_s: float | None) -> str:
     if mark.at_s is None or start_s is None:
         return ""
-    return f" {(start_s - mark.at_s) / 86400:.1f} days"
+    return f" {(start_s - mark.at_s) / DAY_S:.1f} days"

@@ -12,7 +12,8 @@ import statistics
 from collections import defaultdict
 from collections.abc import Sequence
 
-from headway.health.diagnosis.diagnosis import Cause, Diagnosis, Observation, Subject
+from headway.common.wire.messages.health import Cause
+from headway.health.diagnosis.diagnosis import Diagnosis, Observation, Subject
 from headway.health.dumps.sections import Section
 from headway.health.folder.evidence import Evidence
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import os
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -17,7 +17,7 @@ from typing import Final
 from headway.common.node.process import ProcessId
 from headway.common.node.stack_dump import ask, stack_file
 from headway.common.wire.messages.health import WorkerSignals
-from headway.health.dumps.frames import Frame
+from headway.health.dumps.frames import place
 from headway.health.dumps.stacks import read_stacks
 
 AGAIN_S: Final = 30.0
@@ -27,8 +27,6 @@ ANSWER_S: Final = 2.0
 MAX_FILE_BYTES: Final = 1 << 20
 """A file that has grown beyond it is emptied before the next question."""
 MAX_ANSWER_BYTES: Final = 1 << 18
-MAX_FRAMES: Final = 3
-MAX_CHARS: Final = 160
 
 
 @dataclass(slots=True)
@@ -93,7 +91,7 @@ class StackSource:
             stacks = read_stacks(text)
             main = stacks[0].main if stacks else None
             if main is not None and main.frames:
-                question.place = _place(main.frames)
+                question.place = place(main.frames)
                 return
         if not question.place and now_s - question.at_s > ANSWER_S:
             question.place = f"no answer; state {worker.state}, in {_wchan(process.pid)}"
@@ -105,12 +103,6 @@ class StackSource:
                 return file.read(MAX_ANSWER_BYTES).decode("utf-8", "replace")
         except OSError:
             return ""
-
-
-def _place(frames: Sequence[Frame]) -> str:
-    """The innermost frames, such as ``shards.py:88 read < loader.py:121 load``."""
-    places = (f"{f.file.rpartition('/')[2]}:{f.line} {f.function}" for f in frames[:MAX_FRAMES])
-    return " < ".join(places)[:MAX_CHARS]
 
 
 def _wchan(pid: int) -> str:
