@@ -9,10 +9,10 @@ from headway.common.plan.collectives import GroupKind, Op, kind_of
 from headway.common.wire.messages.health import Evidence, GroupRow
 from headway.health.detectors.episodes import fact
 from headway.health.detectors.rank_view import RankView
+from headway.health.diagnosis.diagnosis import ranks_in_words
 
 MAX_ROWS = 6
 """Groups shown in one verdict; a hang stops most groups of a run sooner or later."""
-MAX_RANKS = 8
 NUM_KINDS = max(GroupKind) + 1
 
 
@@ -38,15 +38,13 @@ class Unfinished:
 
     def __str__(self) -> str:
         name = self.kind.name.lower().replace("_", " ")
-        rest = [f"not by {_ranks(self.missing)}"] if self.missing else []
+        rest = [f"not by {ranks_in_words(self.missing)}"] if self.missing else []
         rest += [f"unknown of {self.num_unknown} more"] if self.num_unknown else []
         lacks = ", ".join(rest) or "by all"
-        entered = (
-            f"entered by {_ranks(self.entered)}" if self.entered else "entered by nobody known"
-        )
+        who = ranks_in_words(self.entered) if self.entered else "nobody known"
         return (
-            f"{self.ops} {self.sequence} of the {name} group of rank {self.number}: {entered} "
-            f"{self.age_ms / 1000:.1f} s ago, {lacks}"
+            f"{self.ops} {self.sequence} of the {name} group of rank {self.number}: entered by "
+            f"{who} {self.age_ms / 1000:.1f} s ago, {lacks}"
         )
 
 
@@ -111,9 +109,3 @@ def _what(row: GroupRow, others: Collection[GroupRow]) -> str:
 def evidence_of_groups(views: Collection[RankView]) -> tuple[Evidence, ...]:
     """For a verdict: where collectives stand, those first that some member has not entered."""
     return tuple(fact("flight", "collective", str(one)) for one in unfinished(views)[:MAX_ROWS])
-
-
-def _ranks(ranks: tuple[int, ...]) -> str:
-    shown = ", ".join(map(str, ranks[:MAX_RANKS]))
-    more = f" and {len(ranks) - MAX_RANKS} more" if len(ranks) > MAX_RANKS else ""
-    return f"rank{'s' if len(ranks) > 1 else ''} {shown}{more}"

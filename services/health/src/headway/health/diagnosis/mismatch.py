@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from dataclasses import dataclass
 
+from headway.health.diagnosis.diagnosis import ranks_in_words
 from headway.health.diagnosis.positions import Operation, Scene
 
 
@@ -18,7 +19,7 @@ class Mismatch:
     """What which ranks do, most ranks first. Which side is wrong cannot be told from this."""
 
     def __str__(self) -> str:
-        sides = ", ".join(f"{_ranks(ranks)} {operation}" for operation, ranks in self.sides)
+        sides = ", ".join(f"{ranks_in_words(ranks)} {operation}" for operation, ranks in self.sides)
         return f"the ranks run different programs from {self.sequence} of {self.group} on: {sides}"
 
 
@@ -60,7 +61,3 @@ def _differ(operations: list[Operation]) -> bool:
     if operations[0].has_own_sizes:
         return False
     return len({one.num_elements for one in operations if one.num_elements >= 0}) > 1
-
-
-def _ranks(ranks: tuple[int, ...]) -> str:
-    return f"rank{'s' if len(ranks) > 1 else ''} {', '.join(map(str, ranks))}"
