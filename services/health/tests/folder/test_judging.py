@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
 from headway.health.client import Diagnosed, diagnose_folder
 
 STACKS = """Process 48216: python train.py
@@ -96,3 +97,53 @@ def test_a_folder_of_stacks_alone_shows_nothing_that_is_wrong(tmp_path: Path) ->
         (tmp_path / f"rank_{rank}.txt").write_text(text)
     done = diagnose_folder(tmp_path)
     assert done.found[0].kind == "none" and done.found[0].confidence <= 0.5
+
+
+def counters(folder: Path, **grown: int) -> None:
+    """Counters of two ports before and after; those of ``mlx5_0`` grow."""
+    for phase in ("before", "after"):
+        rows = [
+            f"/sys/class/infiniband/mlx5_{device}/ports/1/counters/{name}:"
+            f"{5 + (count if phase == 'after' and device == 0 else 0)}"
+            for device in range(2)
+            for name, count in {"link_downed": 0, "symbol_error": 0, **grown}.items()
+        ]
+        path = folder / "counters" / f"gpu-b05.{phase}.txt"
+        path.parent.mkdir(exist_ok=True)
+        path.write_text("\n".join(rows) + "\n")
+
+
+def test_one_port_whose_errors_grow_has_a_faulty_link(tmp_path: Path) -> None:
+    counters(tmp_path, symbol_error=4000)
+    first = diagnose_folder(tmp_path).found[0]
+    assert (first.kind, first.cause) == ("fault", "link_fault")
+    assert [str(one) for one in first.culprits] == ["mlx5_0 port 1 on gpu-b05"]
+    assert "symbol_error by 4000" in first.why[0] and "cable of mlx5_0" in first.do
+
+
+def test_a_few_errors_are_no_fault(tmp_path: Path) -> None:
+    counters(tmp_path, symbol_error=20)
+    assert diagnose_folder(tmp_path).found[0].kind == "none"
+
+
+DOWN = "[Mon Sep 14 {at} 2026] mlx5_core 0000:9a:00.0 ibs3: Link down\n"
+
+
+@pytest.mark.parametrize(
+    ("count", "times", "says"),
+    [
+        (1, (), "note it: a single loss costs no node"),
+        (3, (), "replace node gpu-b05: it went down 3 times between the two readings"),
+        (2, ("02:11:07", "02:13:52"), "went down 2 times within 5 minutes"),
+        (2, ("02:11:07", "04:13:52"), "note it: it went down 2 times, never twice within"),
+    ],
+)
+def test_two_losses_of_a_link_in_five_minutes_cost_the_node(
+    tmp_path: Path, count: int, times: tuple[str, ...], says: str
+) -> None:
+    counters(tmp_path, link_downed=count)
+    lines = "".join(DOWN.format(at=at) for at in times)
+    if lines:
+        (tmp_path / "dmesg_gpu-b05.txt").write_text(lines)
+    first = diagnose_folder(tmp_path).found[0]
+    assert first.cause == "link_flap" and says in first.do
