@@ -6,6 +6,10 @@ from collections.abc import Iterable
 from dataclasses import dataclass, fields, replace
 
 from headway.common.errors import ConfigError
+from headway.health.notify.address import ENV as NOTIFY_ENV
+from headway.health.notify.address import check_address
+
+__all__ = ["NOTIFY_ENV", "EventsConfig", "HealthConfig"]
 
 CHECK_NODES = ("auto", "always", "never")
 QUICK_CHECKS = (
@@ -166,6 +170,14 @@ class HealthConfig:
     pss_interval_s: float = 10.0
     """Interval of reading proportional memory, for which the kernel walks every page table."""
 
+    notify: tuple[str, ...] = ()
+    """Web addresses (``http://`` or ``https://``) that each verdict, and each revision with news,
+    is sent to as JSON. See docs/howto/health.md."""
+
+    notify_from: float = 0.5
+    """The confidence from which on a verdict is sent there: below it are mostly lines of ranks that
+    suffer from what happened to another one."""
+
     check_deadline_s: float = 20.0
     """Time limit of one check of the quick suite; then it is ended and counts as failed."""
 
@@ -191,7 +203,13 @@ class HealthConfig:
         """The same with further files of rules."""
         return replace(self, rules=(*self.rules, *files))
 
+    def notifying(self, urls: Iterable[str]) -> HealthConfig:
+        """The same with further addresses that verdicts are sent to."""
+        return replace(self, notify=(*self.notify, *urls))
+
     def __post_init__(self) -> None:
+        for place, url in enumerate(self.notify, 1):
+            check_address(url, place)
         for one in fields(self):
             value = getattr(self, one.name)
             if isinstance(value, tuple | str):

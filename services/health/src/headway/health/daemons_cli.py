@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from headway.common.errors import InputError
 from headway.common.help_pages import DAEMONS, page
+from headway.health.notify.address import ENV
 
 if TYPE_CHECKING:
     from headway.common.plan.grid import Grid
@@ -185,6 +186,15 @@ def monitor(
         Path | None, unread(help="Folder where summaries of steps are saved.")
     ] = None,
     keep_gib: Annotated[float, typer.Option(metavar="GIB", help="Disk space for them.")] = 4.0,
+    notify: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="URL",
+            envvar=ENV,
+            help="Web address that verdicts are sent to; repeatable. In the environment, where no "
+            "other user sees them, separated by spaces.",
+        ),
+    ] = None,
     overrides: Set = None,
 ) -> None:
     """Judge what the agents of a run report, and advise its driver."""
@@ -205,7 +215,7 @@ def monitor(
         summaries,
         keep_gib,
     )
-    config = load(HealthConfig, overrides=overrides or ())
+    config = load(HealthConfig, overrides=overrides or ()).notifying(notify or ())
     raise typer.Exit(run_monitor(options, config.with_rules(rules or ())))
 
 

@@ -108,7 +108,14 @@ class Monitor:
     def __init__(self, options: MonitorOptions, config: HealthConfig, keys: KeyPair) -> None:
         self._options, self._config, self._keys = options, config, keys
         self._service: Service | None = None
-        self._reporter = Reporter(options.run_dir, keys, watch=self._watch, unwatch=self._unwatch)
+        self._reporter = Reporter(
+            options.run_dir,
+            keys,
+            watch=self._watch,
+            unwatch=self._unwatch,
+            notify=config.notify,
+            notify_from=config.notify_from,
+        )
         self._state = MonitorState(
             config, options.run_id, options.node, options.grid, rules_of(config.rules)[0]
         )
@@ -152,6 +159,11 @@ class Monitor:
         return Metrics(
             metric("nodes", "Nodes whose agents report", lambda: len(self._state.nodes)),
             metric("ranks", "Ranks that agents report", lambda: len(self._state.ranks)),
+            metric(
+                "undelivered_verdicts",
+                "Verdicts that web addresses did not take in time, or refused",
+                lambda: self._reporter.notifier.num_dropped,
+            ),
             Metric(
                 "headway_monitor_open_verdicts",
                 "Open verdicts by kind",

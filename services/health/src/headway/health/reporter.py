@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import structlog
 import zmq
 from headway.common.wire.keys import KeyPair
@@ -15,6 +13,7 @@ from headway.common.wire.messages.driver import MonitorBeat
 from headway.common.wire.messages.health import Verdict, VerdictTaken
 from headway.health.announce import FollowedPeer
 from headway.health.journal import VerdictFile, read_verdicts
+from headway.health.notify.notifier import Notifier
 
 MAX_WAITING = 256
 """Notes queued while the driver is replaced. More are dropped, as open verdicts repeat anyway."""
@@ -64,16 +63,20 @@ class Reporter:
         *,
         watch: Callable[[zmq.Socket[Any]], None] = lambda _: None,
         unwatch: Callable[[zmq.Socket[Any]], None] = lambda _: None,
+        notify: Sequence[str] = (),
+        notify_from: float = 0.0,
     ) -> None:
         """Read what an earlier monitor wrote.
 
         Args:
             run_dir: ``verdicts.jsonl`` is written there, ``driver.json`` read.
             keys: the client keys; the driver admits only those of the monitor. watch: called with
-            the socket of each new driver. unwatch: called before it is closed.
+            the socket of each new driver. unwatch: called before it is closed. notify: web
+            addresses that verdicts of a confidence of at least ``notify_from`` are sent to.
 
         Raises:
-            InputError: the folder cannot be written, for a reason other than a full disk.
+            InputError: the folder cannot be written, for a reason other than a full disk; or
+                another version of Headway wrote its verdicts.
         """
         path = run_dir / "verdicts.jsonl"
         self.earlier = read_verdicts(path)
@@ -81,6 +84,7 @@ class Reporter:
         newest = {verdict.id: verdict for verdict in self.earlier}
         self._unanswered = Unanswered(one for one in newest.values() if one.is_open)
         self._file = VerdictFile(path)
+        self.notifier = Notifier(notify, notify_from, run_dir, self.earlier)
         self._driver = FollowedPeer(
             run_dir / "driver.json",
             MAX_WAITING,
@@ -110,13 +114,13 @@ class Reporter:
         A full disk then does not delay a recovery.
         """
         for verdict in verdicts:
-            stamped = msgspec.structs.replace(verdict, unix_s=time.time())  # type: ignore[type-var]
-            if self._unanswered.note(stamped, now_s):
-                self._driver.notify(stamped)
+            if self._unanswered.note(verdict, now_s):
+                self._driver.notify(verdict)
             try:
-                self._file.append(stamped)
+                self._file.append(verdict)
             except OSError as error:
                 _log.error("verdict not written", id=verdict.id, reason=error.strerror)
+            self.notifier.report(verdict)
             _log.warning(
                 "verdict",
                 id=verdict.id,
@@ -129,6 +133,7 @@ class Reporter:
     def close(self) -> None:
         self._file.close()
         self._driver.close()
+        self.notifier.close()
 
 
 def _facts(verdict: Verdict) -> dict[str, str]:

@@ -18,7 +18,7 @@ from headway.common.node.run_dir import NodePaths, RunDir
 from headway.common.wire.addresses import LOOPBACK
 from headway.controller.executor.guardian import SINK
 from headway.health.client import begin_life
-from headway.health.config import HealthConfig
+from headway.health.config import NOTIFY_ENV, HealthConfig
 from headway.trainer.config import RunConfig
 
 log = structlog.get_logger(__name__)
@@ -95,7 +95,9 @@ class NodeServices:
                     epoch=epoch,
                 )
             case "monitor":
-                argv = self._monitor()
+                notify = {NOTIFY_ENV: " ".join(self._config.health.notify)}
+                argv = [*self._monitor(), *self._metrics(name)]
+                return Spec(name, argv, {**self._env(), **notify})
             case _ if name.startswith(SINK):
                 argv = _command("console.sinks", run=self._run.path, to=name.removeprefix(SINK))
                 return Spec(name, argv, self._env())
@@ -175,8 +177,12 @@ class NodeServices:
 
 
 def _settings(defaults: object, config: object) -> list[str]:
-    """``--set`` options for what differs from the defaults."""
+    """``--set`` options for what differs from the defaults, web addresses left out.
+
+    Those contain secrets, and every user of a machine can read its command lines.
+    """
     changed = diff(defaults, config)
+    changed.pop("notify", None)
     return [word for key, (_, value) in changed.items() for word in ("--set", f"{key}={value}")]
 
 

@@ -1,0 +1,1 @@
+"""Sends verdicts to web addresses, beside the monitor's loop."""
