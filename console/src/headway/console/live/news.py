@@ -14,6 +14,7 @@ from typing import Any
 
 from headway.common.output import counted
 from headway.console.folder.samples import Results
+from headway.console.live.findings import is_long, sentence
 from headway.console.run import Run
 from headway.controller.client import JournalEvent
 
@@ -158,7 +159,9 @@ class News:
         elif event.name in _OF_EXECUTORS and self._recovery is not None:
             pass
         elif event.name == "verdict" and event.fields.get("finding"):
-            yield str(event.fields["finding"])  # that it is over as well
+            is_open = event.fields.get("is_open")
+            # that it is over as well
+            yield sentence(event.fields) if is_open else str(event.fields["finding"])
         elif event.name in _LINES and event.fields.get("is_open", True):
             if event.name == "adopted":  # what became of a driver that was killed on purpose
                 self._held = [c for c in self._held if c.event.fields.get("target") != "driver"]
@@ -253,8 +256,10 @@ def _cause_of(event: JournalEvent) -> _Cause | None:
             why = f" ({f['why']})" if f.get("why") else ""
             line = (
                 f"rank {f['rank']} hangs while the others wait for it{why}; if that lasts, it is "
+                "replaced"
             )
-            return cause(_VERDICT, "rank", int(f["rank"]), _phrase("silence"), line + "replaced")
+            line = sentence(f) if is_long(f) else line
+            return cause(_VERDICT, "rank", int(f["rank"]), _phrase("silence"), line)
         case "verdict" if f.get("is_open", True) and f.get("kind") in ACTED_ON:
             return cause(_VERDICT, "rank", int(f["rank"]), _phrase(f["kind"]), _line(event))
         case "verdict" if f.get("is_open", True) and f.get("kind") in OF_VICTIMS:

@@ -132,7 +132,7 @@ class Driver:
         self._records = journal  # only makes records here: its thread alone writes
         self._journal = JournalWriter(journal, self._leadership.superseded)
         self._journal.on_damage = lambda why: self.note("journal_damaged", {"reason": why})
-        self._noted = Noted()
+        self._noted, self._answered = Noted(), Noted()
         self._recorder = InputRecorder(self.state, self._keep_input)
         self._keep_input(self.state.clock_s, encode(start), begin_text(self.config.limits))
         self._reports = Reports(self._journal, journal.num_skipped())
@@ -296,6 +296,8 @@ class Driver:
             case Send():
                 self.connections.send(action.node, action.message)
             case Answer():
+                if action.taken and self._answered.is_new(action.id, action.revision):
+                    self.note("verdict_answered", {"id": action.id, "taken": action.taken})
                 self.answer(action)
             case BeginGeneration():
                 self._begin(action)

@@ -8,7 +8,7 @@ from typing import Any
 from headway.common.node.run_dir import RunDir
 from headway.common.wire.messages.health import Verdict
 from headway.controller.decisions.events import VerdictReceived
-from headway.health.client import OBSERVE, STOP_RUN, response
+from headway.health.client import OBSERVE, STOP_RUN, brief_of, response
 
 _KEPT = ("id", "kind", "node", "rank", "pid", "service", "remedy", "is_open")
 
@@ -16,8 +16,8 @@ _KEPT = ("id", "kind", "node", "rank", "pid", "service", "remedy", "is_open")
 def journal_fields(verdict: Verdict) -> dict[str, Any]:
     """Return the fields of the journal's event for a verdict.
 
-    They say who is concerned, and the log line that it comes from (its text, file and program) or
-    the sentence for people, if there is one.
+    They say who is concerned, the log line that it comes from (its text, file and program) or the
+    sentence for people, if there is one, and the diagnosis.
     """
     rows = _rows(verdict)
     fields: dict[str, Any] = {name: getattr(verdict, name) for name in _KEPT}
@@ -27,7 +27,7 @@ def journal_fields(verdict: Verdict) -> dict[str, Any]:
         fields["finding"] = rows["finding"]
     if why := _why_it_hangs(verdict):
         fields["why"] = why
-    return fields
+    return fields | {"cause": verdict.cause, "diagnosis": brief_of(verdict)}
 
 
 def judged(
