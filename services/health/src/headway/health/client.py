@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,6 +14,8 @@ from headway.health.checks.base import CheckSettings
 from headway.health.diagnosis.diagnosis import Diagnosis
 from headway.health.diagnosis.of_verdict import diagnosis_of
 from headway.health.diagnosis.words import lines_of, short_lines
+from headway.health.diagnosis.wait_for import Holdup
+from headway.health.diagnosis.waiting import WaitGraph, wait_graph
 from headway.health.journal import close_open, newest_revisions, read_verdicts
 from headway.health.responses import OBSERVE, STOP_RUN, reason, response
 from headway.health.rule_files import with_own
@@ -29,8 +31,10 @@ __all__ = [
     "CheckSettings",
     "Diagnosed",
     "Diagnosis",
+    "Holdup",
     "Saving",
     "Verdict",
+    "WaitGraph",
     "begin_life",
     "brief_of",
     "brief_text",
@@ -42,6 +46,7 @@ __all__ = [
     "response",
     "run_checks",
     "verdicts_of",
+    "waiting_in",
 ]
 
 
@@ -83,6 +88,8 @@ class Diagnosed:
     """File -> what it was read as."""
     unread: dict[str, str]
     """File -> why it was not read."""
+    waiting: Callable[[], WaitGraph | None] = lambda: None
+    """Makes the graph of who waits for whom; None if nothing shows where the ranks are."""
 
 
 def diagnose_folder(folder: Path) -> Diagnosed:
@@ -94,13 +101,18 @@ def diagnose_folder(folder: Path) -> Diagnosed:
     # its readers are many, and no other command needs them
     from headway.health.folder.evidence import read_folder
     from headway.health.folder.judge import judge
+    from headway.health.folder.scene import titles, whole_scene
     from headway.health.folder.words import reading_of
+
+    def waiting() -> WaitGraph | None:
+        scene, names = whole_scene(evidence), titles(evidence)
+        return wait_graph(scene, lambda group: names.get(group, group)) if scene.positions else None
 
     evidence = read_folder(folder)
     found = judge(evidence)
     lines = (*lines_of(found), *reading_of(evidence))
     is_wrong = any(one.kind != "none" for one in found)
-    return Diagnosed(tuple(found), lines, is_wrong, evidence.read, evidence.unread)
+    return Diagnosed(tuple(found), lines, is_wrong, evidence.read, evidence.unread, waiting)
 
 
 def diagnose_run(control: Path) -> Diagnosed:
@@ -133,6 +145,33 @@ def brief_text(row: Mapping[str, Any], now_s: float, done: str = "") -> str:
     lists = {name: tuple(fields.get(name, ())) for name in ("why", "alternatives")}
     found = Diagnosis(**{**fields, **lists, **({"done": done} if done else {})})
     return "\n".join(short_lines(found, now_s))
+
+
+def waiting_in(folders: Iterable[Path]) -> WaitGraph | None:
+    """Who waits for whom in a run's newest generation; None without a flight ring.
+
+    A run that makes progress looks alike in the middle of a step.
+
+    Args:
+        folders: where the flight rings of the run's nodes are.
+    """
+    from headway.health.config import HealthConfig
+    from headway.health.detectors.positions import scene_of
+    from headway.health.detectors.rank_view import RankView
+    from headway.health.sources.workers import WorkerSource
+
+    config = HealthConfig()
+    views = []
+    for node, folder in enumerate(folders):
+        source = WorkerSource(folder, config)
+        views += [RankView(node, signals) for signals in source.read()]
+        source.close()
+    newest = max((view.signals.generation for view in views), default=-1)
+    for view in views:
+        if view.signals.state == "done":
+            view.absence = "ended"
+    shown = [view for view in views if view.signals.generation == newest]
+    return wait_graph(scene_of(shown, config)) if shown else None
 
 
 def check_rules(files: Sequence[str]) -> None:

@@ -46,7 +46,7 @@ class Holdup:
 
 
 @dataclass(slots=True)
-class _Graph:
+class Graph:
     """Edges in both directions."""
 
     leads_to: dict[Node, list[Node]]
@@ -75,7 +75,11 @@ def find_holdups(scene: Scene) -> list[Holdup]:
     It does not judge whether the run has stopped: a healthy one that is seen in the middle of a
     step has holdups too.
     """
-    graph = _build(scene)
+    return holdups_of(scene, build(scene))
+
+
+def holdups_of(scene: Scene, graph: Graph) -> list[Holdup]:
+    """The same of a graph that ``build`` has made of the scene."""
     sinks = [node for node in graph.comes_from if not graph.leads_to.get(node)]
     found = _merge(_holdup(scene, graph, node) for node in sinks)
     explained = graph.behind(sinks)
@@ -90,8 +94,9 @@ def find_holdups(scene: Scene) -> list[Holdup]:
     return sorted(found, key=lambda one: (-one.num_waiting, one.ranks))
 
 
-def _build(scene: Scene) -> _Graph:
-    graph = _Graph(defaultdict(list), defaultdict(list), {})
+def build(scene: Scene) -> Graph:
+    """Who waits in which operation, and whom each operation waits for."""
+    graph = Graph(defaultdict(list), defaultdict(list), {})
     fronts = {rank: _front(position) for rank, position in scene.positions.items()}
     operations: set[Operation] = set()
 
@@ -165,7 +170,7 @@ def _is_queued(position: Position, front: tuple[Pending, ...], group: str, seque
     )
 
 
-def _holdup(scene: Scene, graph: _Graph, sink: Node) -> Holdup:
+def _holdup(scene: Scene, graph: Graph, sink: Node) -> Holdup:
     if isinstance(sink, tuple):
         group, sequence = sink
         members = scene.groups[group].members if group in scene.groups else ()
@@ -195,7 +200,7 @@ def _merge(holdups: Iterable[Holdup]) -> list[Holdup]:
     return list(found.values())
 
 
-def _circle(graph: _Graph, nodes: list[Node]) -> list[Node]:
+def _circle(graph: Graph, nodes: list[Node]) -> list[Node]:
     """A circle among nodes that all lead only to one another; empty without such nodes."""
     path: list[Node] = []
     place: dict[Node, int] = {}
@@ -207,7 +212,7 @@ def _circle(graph: _Graph, nodes: list[Node]) -> list[Node]:
     return [] if node is None else path[place[node] :]
 
 
-def _deadlock(graph: _Graph, circle: list[Node]) -> Holdup:
+def _deadlock(graph: Graph, circle: list[Node]) -> Holdup:
     ranks = tuple(sorted(node for node in circle if isinstance(node, int)))
     operation = next(node for node in circle if isinstance(node, tuple))
     return Holdup("deadlock", ranks, *operation, len(graph.comes_from[operation]))

@@ -58,10 +58,17 @@ def _name(status: GroupStatus) -> str:
     return status.group or ("0" if status.description == _DEFAULT else status.description)
 
 
-def title(evidence: Evidence, group: str) -> str:
-    """What people call a group."""
+def titles(evidence: Evidence) -> dict[str, str]:
+    """What people call each group of the dumps."""
+    found: dict[str, str] = {"0": _DEFAULT}
     for dump in evidence.dumps:
         for entry in dump.entries:
-            if entry.group == group and entry.description:
-                return entry.description if group == "0" else f"{entry.description} {group}"
-    return _DEFAULT if group == "0" else group
+            if entry.description:
+                name = f"{entry.description} {entry.group}"
+                found[entry.group] = entry.description if entry.group == "0" else name
+    return found
+
+
+def title(evidence: Evidence, group: str) -> str:
+    """What people call a group."""
+    return titles(evidence).get(group, group)
