@@ -25,8 +25,8 @@ def step_actions(events: pl.DataFrame, grid: Grid) -> pl.DataFrame:
 
     Columns of ``events``, and ``pp_rank``, ``dp_rank``, ``tp_rank``; ``has_peers``, whether other
     ranks of this grid take part; ``own_ns``, the duration without what an earlier record covers, so
-    that they add up; ``ready_ns``, when the other side had begun (null where that is not known),
-    and ``late_ns``, see above.
+    that they add up; ``ready_ns``, when the other side had begun, and ``ready_rank``, who of it was
+    the last to (null where that is not known); and ``late_ns``, see above.
     """
     steps = completed_steps(events)
     inside = (
@@ -111,6 +111,7 @@ def _sent(actions: pl.DataFrame, grid: Grid) -> pl.DataFrame:
                 (target // grid.pp).alias("chunk"),
                 "micro_batch",
                 pl.col("start_ns").alias("ready_ns"),
+                pl.col("rank").alias("ready_rank"),
             )
         )
     return pl.concat(parts).unique(["rank", "generation", "step", "action", "chunk", "micro_batch"])
@@ -131,6 +132,7 @@ def _arrived(actions: pl.DataFrame) -> pl.DataFrame:
 
 
 def _of_last(actions: pl.DataFrame, group: list[str]) -> pl.DataFrame:
-    last = pl.col("start_ns").max().over(group).alias("ready_ns")
+    last_ns = pl.col("start_ns").max().over(group).alias("ready_ns")
+    last = pl.col("rank").sort_by("start_ns").last().over(group).alias("ready_rank")
     key = ["rank", "generation", "step", "action", "chunk", "micro_batch"]
-    return actions.select(*key, last).unique(key)
+    return actions.select(*key, last_ns, last).unique(key)

@@ -1,0 +1,125 @@
+"""How long one action takes each rank in each step, and which ranks take longer than their peers.
+
+Peers are the ranks of a pipeline stage: they do the same work on other data, or on other parts of
+the same layers.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+import numpy.typing as npt
+import polars as pl
+from headway.common.plan.grid import Grid
+from headway.console.analysis.actions import is_compute, label
+
+PASSES = "forward and backward"
+"""All passes of a step together, instead of one action."""
+MAX_STEPS = 64
+"""The newest so many steps are kept."""
+RATIO = 1.1
+"""An outlier takes at least this many times as long as the median of its peers."""
+ROBUST_Z = 5.0
+"""And it is so many robust standard deviations above it."""
+WINDOWS = 5
+"""Both hold in most of so many stretches of time, each of one step or more: one long step makes no
+outlier."""
+NORMAL = 1.4826
+"""Standard deviation of a normal distribution over its median absolute deviation."""
+
+Seconds = npt.NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class RankTimes:
+    """Of one action; ``seconds`` is [steps, ranks], NaN where nothing is recorded."""
+
+    label: str
+    grid: Grid
+    steps: tuple[int, ...]
+    seconds: Seconds
+
+    @cached_property
+    def medians(self) -> Seconds:
+        """Seconds per step of each rank."""
+        return lower_median(self.seconds, axis=0)
+
+    @cached_property
+    def ratios(self) -> Seconds:
+        """[steps, ranks]: over the median of the rank's peers in the same step."""
+        by_stage = self._by_stage(self.seconds)
+        with np.errstate(divide="ignore", invalid="ignore"):
+            found = by_stage / lower_median(by_stage, axis=2)[:, :, None]
+        return found.reshape(self.seconds.shape)
+
+    @cached_property
+    def outliers(self) -> tuple[int, ...]:
+        """Ranks that take longer than their peers, the slowest first."""
+        if len(self.steps) < WINDOWS:
+            return ()
+        votes = sum(self._is_slow(part) for part in np.array_split(self.seconds, WINDOWS))
+        found = np.flatnonzero(votes * 2 > WINDOWS)
+        slowest_first = np.argsort(-lower_median(self.ratios, axis=0)[found], kind="stable")
+        return tuple(int(rank) for rank in found[slowest_first])
+
+    def _is_slow(self, window: Seconds) -> npt.NDArray[np.int64]:
+        own = self._by_stage(lower_median(window, axis=0)[None])[0]
+        usual = lower_median(own, axis=1)[:, None]
+        spread = NORMAL * lower_median(np.abs(own - usual), axis=1)[:, None]
+        is_slow = (own > RATIO * usual) & (own > usual + ROBUST_Z * spread)
+        return np.asarray(is_slow.reshape(-1), np.int64)
+
+    def _by_stage(self, seconds: Seconds) -> Seconds:
+        """[steps, stages, peers]; ranks of a stage are neighbours."""
+        return seconds.reshape(len(seconds), self.grid.pp, self.grid.tp * self.grid.dp)
+
+
+def times_of_actions(actions: pl.DataFrame, grid: Grid, action: str = PASSES) -> RankTimes:
+    """Times from flight records, as ``step_actions`` returns them.
+
+    Args:
+        action: a name of ``labels``, such as ``forward`` or ``reduce scatter: wait``.
+    """
+    chosen = is_compute() if action == PASSES else label() == action
+    seconds = (pl.col("own_ns") * 1e-9).alias("seconds")
+    return _table(action, grid, actions.filter(chosen).with_columns(seconds))
+
+
+def times_of_summaries(summaries: pl.DataFrame, grid: Grid, column: str = "own_us") -> RankTimes:
+    """Times from summaries of steps, which exist for all ranks; ``own_us`` are the passes."""
+    name = PASSES if column == "own_us" else column.removesuffix("_us").replace("_", " ")
+    return _table(name, grid, summaries.with_columns((pl.col(column) * 1e-6).alias("seconds")))
+
+
+def labels(actions: pl.DataFrame) -> list[str]:
+    """The actions that were recorded, those that took longest in front."""
+    totals = actions.group_by(label()).agg(pl.col("own_ns").sum())
+    return totals.sort("own_ns", "label", descending=[True, False])["label"].to_list()
+
+
+def lower_median(values: Seconds, axis: int) -> Seconds:
+    """The median without NaN; of two the lower one, so that the slower one of two ranks stands out.
+
+    NaN where nothing is known.
+    """
+    ordered = np.sort(values, axis=axis)  # NaN come last
+    num = np.count_nonzero(~np.isnan(ordered), axis=axis, keepdims=True)
+    return np.take_along_axis(ordered, np.maximum(num - 1, 0) // 2, axis).squeeze(axis)
+
+
+def _table(name: str, grid: Grid, rows: pl.DataFrame) -> RankTimes:
+    """Of a step that was done again the newest attempt counts."""
+    newest = pl.col("generation") == pl.col("generation").max().over("step")
+    sums = (
+        rows.filter(newest & pl.col("rank").is_between(0, grid.world_size - 1))
+        .group_by("step", "rank")
+        .agg(pl.col("seconds").sum())
+    )
+    steps = sums["step"].unique().sort().tail(MAX_STEPS)
+    sums = sums.filter(pl.col("step").is_in(steps.implode()))
+    seconds = np.full((len(steps), grid.world_size), np.nan)
+    place = np.searchsorted(steps.to_numpy(), sums["step"].to_numpy())
+    seconds[place, sums["rank"].to_numpy()] = sums["seconds"].to_numpy()
+    return RankTimes(name, grid, tuple(steps), seconds)
