@@ -4,6 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from html import escape
+from pathlib import Path
+
+LOOK = Path(__file__).with_name("look.js")
+"""What all pages of the console draw with: elements, colours, numbers and times as text."""
 
 
 def facts_html(title: str, facts: Iterable[tuple[str, str]]) -> str:

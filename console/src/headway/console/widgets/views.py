@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 from headway.common.errors import InputError
 from headway.common.plan.schedule.actions import Kind
+from headway.console.display.html import LOOK
 from headway.console.run import Run
 from headway.console.widgets.buttons import BUTTONS, button
 from headway.console.widgets.packing import MAX_BARS_RELOADED, pack, pack_window
@@ -30,13 +31,13 @@ except ModuleNotFoundError as error:
     ) from None
 
 PAGE = Path(__file__).with_name("page")
-SCRIPTS = ("look", "store", "charts", "timeline", "ranks", "controls", "recoveries", "console")
-"""Put together in this order they are the page's module."""
+SCRIPTS = ("store", "charts", "timeline", "ranks", "controls", "recoveries", "console")
+"""Put together in this order, after ``LOOK``, they are the page's module."""
 
 
 def module() -> str:
     """The JavaScript of the page; it loads nothing from elsewhere."""
-    return "\n".join((PAGE / f"{name}.js").read_text() for name in SCRIPTS)
+    return "\n".join([LOOK.read_text(), *((PAGE / f"{name}.js").read_text() for name in SCRIPTS)])
 
 
 NO_LINES = {"cli": "", "python": ""}
