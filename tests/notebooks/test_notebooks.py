@@ -126,10 +126,10 @@ def trained(runs: Path, small: Path) -> Run:
 
 
 @pytest.mark.timeout(600)
-def test_the_notebooks_about_data_and_performance_show_a_run(
+def test_the_notebooks_about_data_performance_and_diagnosis_show_a_run(
     trained: Run, small: Path, tmp_path: Path
 ) -> None:
-    """Both on one run, as each run costs seconds."""
+    """All on one run, as each run costs seconds."""
     folder = trained.path.parent
     data = execute(
         with_paths("02_data.ipynb", tmp_path, config=small, runs=folder), tmp_path / "02-done.ipynb"
@@ -168,6 +168,20 @@ def test_the_notebooks_about_data_and_performance_show_a_run(
     assert html_of(performance).count("<svg") == 2
     _looks_tidy(performance)
     _adds_up(trained)
+
+    copy = with_paths("04_diagnosis.ipynb", tmp_path, runs=folder)
+    diagnosis = execute(copy, tmp_path / "04-done.ipynb")
+    text = text_of(diagnosis)
+    for part in (
+        "nothing is wrong now",
+        "forward and backward: ",
+        " among 4 ranks",
+        "of the pp group of rank ",
+        "Grid: tp 1 x pp 2 x dp 2",
+    ):
+        assert part in text, part
+    assert html_of(diagnosis).count("<iframe") == 3
+    _looks_tidy(diagnosis)
 
 
 def test_the_notebook_about_data_needs_no_run(small: Path, tmp_path: Path) -> None:

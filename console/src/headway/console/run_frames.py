@@ -11,6 +11,7 @@ from headway.console.folder.records import RunRecords
 
 if TYPE_CHECKING:
     import polars as pl
+    from headway.console.reports.diagnosis import RunDiagnosis
     from headway.console.reports.performance import Performance
     from headway.console.reports.training_data import TrainingData
 
@@ -156,6 +157,12 @@ class RunFrames(RunRecords):
         from headway.console.reports.performance import Performance
 
         return Performance(self, first_step=first_step, last_step=last_step)
+
+    def diagnosis(self) -> RunDiagnosis:
+        """Who holds it up or is slow, in words and as pictures."""
+        from headway.console.reports.diagnosis import RunDiagnosis
+
+        return RunDiagnosis(self)
 
     def data(self) -> TrainingData:
         """What it reads, as tables and drawings.

@@ -30,6 +30,7 @@ def register(app: typer.Typer) -> None:
         examples=(
             "headway diagnose",
             "headway diagnose ./incident --json",
+            "headway diagnose tiny --html diagnosis.html",
             "headway diagnose tiny --what-if",
         ),
         json="one object: found (list of diagnoses), read, unread; with --what-if a list: trace, "
@@ -56,6 +57,16 @@ def diagnose(
             "of StragglerAnalysis, or a folder of them.",
         ),
     ] = False,
+    html: Annotated[
+        Path | None,
+        typer.Option(
+            "--html",
+            metavar="FILE",
+            help="Also write a page with pictures: who waits for whom, the grid, a heat map, a "
+            "step. It needs neither a server nor a network.",
+            show_default=False,
+        ),
+    ] = None,
     runs_dir: RunsDir = RUNS,
     as_json: AsJson = False,
 ) -> None:
@@ -68,10 +79,16 @@ def diagnose(
     if what_if:
         _show_what_if(what, runs_dir, as_json)
         return
-    if what is not None and _is_folder(what, runs_dir):
-        done = diagnose_folder(Path(what))
+    run = None if what is not None and _is_folder(what, runs_dir) else find_run(what, runs_dir)
+    if run is None:
+        done = diagnose_folder(Path(what or ""))
     else:
-        done = diagnose_run(find_run(what, runs_dir).folder.verdicts.parent)
+        done = diagnose_run(run.folder.verdicts.parent)
+    if html is not None:
+        from headway.console.reports.diagnosis import folder_page
+
+        page = folder_page(str(what), done) if run is None else run.diagnosis().page()
+        typer.echo(f"pictures: {page.write(html)}", err=True)
     rows = [one.as_dict() for one in done.found]
     emit({"found": rows, "read": done.read, "unread": done.unread}, as_json, done.lines)
     raise typer.Exit(1 if done.is_wrong else 0)
