@@ -38,7 +38,10 @@ def test_ranks_of_a_deadlock_are_ends_themselves() -> None:
         (Holdup("deadlock", (0, 1), "x", 1, 1),), 2,
     )  # fmt: skip
     assert ways(circle).rank_depth.tolist() == [0, 0]
-    assert culprits(circle) == dict.fromkeys((0, 1), "in a circle of waits: x 1")
+    assert culprits(circle) == {
+        0: "in a circle of waits, at b",
+        1: "in a circle of waits, at a",
+    }
 
 
 def test_the_page_carries_the_whole_graph() -> None:

@@ -178,7 +178,7 @@ def test_a_rank_selected_in_one_picture_is_explained_in_the_others(opened: Opene
     assert [part.strip() for part in way.split("→")] == [
         "rank 7001", "waits in reduce_scatter 4 of dp group of rank 6145", "for rank 6145",
         "waits in all_gather 9 of tp group", f"for rank {STUCK}",
-        "never entered it: tp group 9",
+        "never entered all_gather 9 of tp group",
     ]  # fmt: skip
     opened.figure("grid").locator("canvas").focus()
     opened.page.keyboard.press("ArrowRight")

@@ -12,9 +12,12 @@ MAX_EDGES = 60_000
 """Edges beside the shortest ways; what exceeds them is counted."""
 MAX_NAME = 120
 _WHY = {
-    "missing": "never entered it", "device": "its device is stuck", "ended": "has ended",
-    "unreported": "nothing is known of it", "deadlock": "in a circle of waits",
-}  # fmt: skip
+    "missing": "never entered {}",
+    "device": "its device is stuck; others wait for it in {}",
+    "ended": "has ended before {}",
+    "unreported": "nothing is known of it; others wait for it in {}",
+    "deadlock": "in a circle of waits, at {}",
+}
 _NOTE = (
     "Left: the ranks and operations that everything else waits for in the end. Each further "
     "column waits for the one before. Squares are ranks, diamonds the operations in which they "
@@ -45,8 +48,9 @@ def wait_graph(graph: WaitGraph) -> Picture:
 
 def culprits(graph: WaitGraph) -> dict[int, str]:
     """Rank -> why it is one."""
+    waited_for_in = {rank: graph.operations[place] for place, rank in reversed(graph.missing)}
     return {
-        rank: f"{_WHY[one.kind]}: {one.group} {one.sequence}"
+        rank: _WHY[one.kind].format(waited_for_in.get(rank, "an operation")[:MAX_NAME])
         for one in graph.holdups
         if one.kind in _WHY
         for rank in one.ranks

@@ -1,6 +1,6 @@
 // Who waits for whom: culprits on the left, and behind each column those that wait for it.
 
-const GRAPH = { height: 460, top: 22, margin: 14, largest: 16, allEdges: 1500, labels: 6, labelWidth: 220 };
+const GRAPH = { height: 460, top: 22, margin: 14, largest: 16, allEdges: 1500, labels: 6, named: 64 };
 
 const nameOf = (rank) => (rank < 0 ? "ranks that nothing is known of" : `rank ${rank}`);
 
@@ -53,10 +53,10 @@ class Graph extends Sheet {
   }
 
   drawNodes(pen) {
-    const { waits, missing } = this.data, colours = this.page.colours, side = Math.max(1, this.step * 0.6);
+    const { waits, missing, ranks } = this.data, colours = this.page.colours, side = Math.max(1, this.step * 0.6);
     if (waits.length + missing.length <= 2 * GRAPH.allEdges) {
-      pen.strokeStyle = colours.grid;
-      for (const [from, to] of this.edges()) arrow(pen, from, to);
+      pen.strokeStyle = colours.wait;
+      for (const [from, to] of this.edges()) arrow(pen, from, to, side / 2 + 2);
     }
     pen.fillStyle = colours.wait;
     for (const [x, y] of this.operationAt) {
@@ -64,6 +64,10 @@ class Graph extends Sheet {
     }
     pen.fillStyle = colours.a;
     for (const [x, y] of this.rankAt) pen.fillRect(x - side / 2, y - side / 2, side, side);
+    if (this.rankAt.length <= GRAPH.named) {
+      pen.fillStyle = colours.soft;
+      this.rankAt.forEach(([x, y], place) => { if (!this.why.has(ranks[place])) pen.fillText(String(ranks[place]), x + side / 2 + 4, y - 6); });
+    }
     pen.fillStyle = pen.strokeStyle = colours.mark;
     pen.lineWidth = 2;
     this.numMarked = 0;
@@ -72,7 +76,7 @@ class Graph extends Sheet {
       if (!at) continue;
       pen.beginPath(); pen.arc(...at, side / 2 + 4, 0, 7); pen.stroke();
       pen.fillRect(at[0] - side / 2, at[1] - side / 2, side, side);
-      if (this.numMarked++ < GRAPH.labels) pen.fillText(nameOf(rank), at[0] + side / 2 + 7, at[1] + 4);
+      if (this.numMarked++ < GRAPH.labels) pen.fillText(nameOf(rank), at[0] - 4, at[1] - side / 2 - 9);
     }
     pen.fillStyle = colours.soft;
     pen.fillText("held up by \u2190", GRAPH.margin, 13);
@@ -95,11 +99,11 @@ class Graph extends Sheet {
       const operation = rankWaitsIn[place];
       if (operation < 0) { words.push(this.why.has(ranks[place]) ? this.why.get(ranks[place]) : "waits for nobody"); break; }
       words.push(`waits in ${operations[operation]}`);
-      arrow(pen, this.rankAt[place], this.operationAt[operation]);
+      arrow(pen, this.rankAt[place], this.operationAt[operation], side / 2);
       place = this.place.get(operationWaitsFor[operation]);
       if (place === undefined) { words.push("which all have entered and none finishes"); break; }
       words.push(`for ${nameOf(ranks[place])}`);
-      arrow(pen, this.operationAt[operation], this.rankAt[place]);
+      arrow(pen, this.operationAt[operation], this.rankAt[place], side / 2);
     }
     return words.join(" \u2192 ");
   }

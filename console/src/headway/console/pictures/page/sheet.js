@@ -32,8 +32,10 @@ const placeOf = ({ tp, dp }, rank) => ({ tp: rank % tp, dp: Math.floor(rank / tp
 const rankOf = ({ tp, dp }, place) => (place.pp * dp + place.dp) * tp + place.tp;
 const placeText = (place) => `pp ${place.pp} dp ${place.dp} tp ${place.tp}`;
 
-function arrow(pen, [x, y], [toX, toY]) {
-  const angle = Math.atan2(toY - y, toX - x), size = 7;
+// Ends `gap` pixels before its aim.
+function arrow(pen, [x, y], aim, gap = 0) {
+  const angle = Math.atan2(aim[1] - y, aim[0] - x), size = 7;
+  const toX = aim[0] - gap * Math.cos(angle), toY = aim[1] - gap * Math.sin(angle);
   pen.beginPath();
   pen.moveTo(x, y);
   pen.lineTo(toX, toY);
