@@ -13,9 +13,9 @@ from headway.health.announce import read_address
 from headway.health.checks.base import CheckSettings
 from headway.health.diagnosis.diagnosis import Diagnosis
 from headway.health.diagnosis.of_verdict import diagnosis_of
-from headway.health.diagnosis.words import lines_of, short_lines
 from headway.health.diagnosis.wait_for import Holdup
 from headway.health.diagnosis.waiting import WaitGraph, wait_graph
+from headway.health.diagnosis.words import lines_of, short_lines
 from headway.health.journal import close_open, newest_revisions, read_verdicts
 from headway.health.responses import OBSERVE, STOP_RUN, reason, response
 from headway.health.rule_files import with_own
