@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -13,7 +14,10 @@ from headway.common.node.run_dir import NodePaths
 from headway.common.plan.collectives import GroupKind
 from headway.common.plan.schedule.actions import Kind
 from headway.common.polling import wait_until
+from headway.common.wire.messages.health import Verdict
+from headway.console.live.findings import Findings
 from headway.console.run import Run
+from headway.health.client import diagnose_run
 from headway.health.journal import read_verdicts
 from headway.testkit.journal import query
 
@@ -73,6 +77,27 @@ def test_a_wrong_gradient_shows_in_one_step_of_all_ranks(run: Run, fault: str, s
     until(lambda: query(run, sql, (step,)))
     assert len(query(run, sql, (step,))) == 1, "one step, and it goes on"
     look.healthy(run, step + 6)
+
+
+@pytest.mark.parametrize(
+    ("fault", "kind", "sentence"),
+    [
+        ("nan", "not_finite", r"the first value .* in the gradient of [\w.]+, of rank 1"),
+    ],
+)
+def test_wrong_numbers_are_named_by_rank_and_tensor(
+    run: Run, fault: str, kind: str, sentence: str
+) -> None:
+    struck(run, fault)
+
+    def named() -> list[Verdict]:
+        return [one for one in read_verdicts(run.folder.verdicts) if one.kind == kind]
+
+    until(named)
+    assert {(one.rank, one.node, one.action) for one in named()} == {(RANK, 0, "observe")}
+    found = diagnose_run(run.folder.verdicts.parent).found
+    assert any(re.fullmatch(sentence, one.summary) for one in found)
+    until(lambda: any(re.fullmatch(sentence, one) for one in Findings(run).update()))
 
 
 def test_collections_of_garbage_are_records_of_their_rank(run: Run) -> None:

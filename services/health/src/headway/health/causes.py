@@ -18,7 +18,7 @@ CAUSES: Final[dict[VerdictKind, Cause]] = {
     "disk_fault": "disk_fault", "memory_error": "memory_fault", "kernel_stall": "machine_fault",
     "crash_report": "unknown", "collective_timeout": "unknown", "peer_lost": "unknown",
     "nan_loss": "unknown", "clock_error": "machine_fault", "host_pressure": "host_stall",
-    "unobserved": "unreported",
+    "unobserved": "unreported", "not_finite": "unknown",
 }  # fmt: skip
 
 

@@ -69,6 +69,10 @@ class Rule(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     """How many there must be within ``within_s`` for a verdict."""
     within_s: float = 0.0
     repeat: Repeat | None = None
+    is_sentence: bool = False
+    """Its detail is a sentence for people, shown while the verdict is open."""
+    names_nobody: bool = False
+    """Its line does not show which rank or node it is about, whichever has printed it."""
     symptom: bool = False
     """It follows another error of the same subject, and is no verdict of its own then."""
     bad: tuple[str, ...] = ()

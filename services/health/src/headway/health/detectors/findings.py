@@ -104,13 +104,13 @@ class FindingEpisodes:
         verdicts = self._episodes.report(
             key,
             rule.kind,
-            _evidence(found, machine),
+            _evidence(rule, found, machine),
             advice=advice(rule, found.name, found.detail),
             cause=rule.known_cause,
             subject=rule.subject,
             name=found.name,
-            node=node,
-            rank=found.rank,
+            node=-1 if rule.names_nobody else node,
+            rank=-1 if rule.names_nobody else found.rank,
             generation=generation,
             since=Since(found.age_s, self._error_s),
         )
@@ -140,7 +140,7 @@ def program_of(found: Finding) -> str:
     return "worker" if re.fullmatch(r"n\d+w\d+", stem) else stem
 
 
-def _evidence(found: Finding, machine: Machine) -> tuple[Evidence, ...]:
+def _evidence(rule: Rule, found: Finding, machine: Machine) -> tuple[Evidence, ...]:
     """The line with its place and program, or the sentence about a counter; then the hardware."""
     at, ago_s = f"{found.file}:{found.inode}:{found.offset}", found.age_s
     rows = [fact("host", "finding", found.line, ago_s), fact("host", "at", at, ago_s)]
@@ -152,6 +152,8 @@ def _evidence(found: Finding, machine: Machine) -> tuple[Evidence, ...]:
             fact(source, "at", at, ago_s),
             fact(source, "program", program, ago_s),
         ]
+        if rule.is_sentence:
+            rows.append(fact(source, "finding", found.detail, ago_s))
     if found.source == "kernel" and machine.kernel:
         rows.append(fact("kernel", "release", machine.kernel))
     if hardware := _hardware(found, machine):

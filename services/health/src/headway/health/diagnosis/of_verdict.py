@@ -15,6 +15,8 @@ _WHAT: dict[VerdictKind, str] = {
     "fabric_cut": "reaches nobody", "fabric_split": "some nodes do not reach each other",
 }  # fmt: skip
 """What is said of a subject; of other kinds their name is."""
+_SAID: frozenset[VerdictKind] = frozenset({"slow_rank", "not_finite"})
+"""Kinds that come with a sentence of their own."""
 _ELSEWHERE = frozenset({"line", "finding", "why", "where", "ranks_waiting"})
 """Facts that are in the summary or in the place."""
 
@@ -58,9 +60,9 @@ def subject_of(verdict: Verdict) -> Subject:
 
 
 def _summary(verdict: Verdict, subject: Subject, facts: dict[str, str]) -> str:
+    if verdict.kind in _SAID and (sentence := facts.get("finding", "")):
+        return sentence
     who, finding = str(subject), facts.get("line") or facts.get("finding", "")
-    if verdict.kind == "slow_rank" and finding:
-        return finding
     if what := _WHAT.get(verdict.kind, ""):
         said = f"{who} {what}" if who else what
         return f"{said}: {facts['why']}" if facts.get("why") else said

@@ -83,6 +83,17 @@ def all_reduce_agreement(
     return Agreement(int(-command), int(-sealed), *(flag > 0 for flag in flags))
 
 
+def least(world: Reducer, channels: Channels, number: float, device: torch.device) -> float:
+    """Return the smallest number of all ranks, each a whole number below 2^53 or infinity.
+
+    Raises:
+        Aborted: the generation was fenced.
+    """
+    values = torch.tensor([-number], dtype=torch.float64).to(device)
+    world.all_reduce(values, "max").wait()
+    return -read_when_ready(values, channels)[0]
+
+
 def readers_of_other_data(
     world: Reducer, channels: Channels, fingerprint: str, device: torch.device
 ) -> list[int]:

@@ -16,7 +16,6 @@ from headway.common.plan.schedule.actions import Kind
 from headway.trainer.comm.interface import Comm, Done, Ticket
 from headway.trainer.device.recorder import Recorder
 from headway.trainer.state.flat import FlatChunk
-from headway.trainer.state.spoil import spoil
 
 
 class DataParallel:
@@ -76,8 +75,6 @@ class DataParallel:
         """Issue the reduce-scatter of ``chunk``'s gradients into its shard."""
         flat = self._flats[chunk]
         failpoint("worker.before_collective", step=step)
-        if damage := damage_at("worker.gradients", step=step):
-            spoil(damage, flat)
         grads, shard = flat.grads, flat.grad_shard
         damage = damage_at("worker.reduce", step=step)
         if damage == "mismatch":

@@ -8,6 +8,16 @@ from headway.common.wire.messages.worker import Steer
 
 
 @dataclass(frozen=True)
+class Origin:
+    """Where the first value of a step that is not finite came from."""
+
+    rank: int
+    """The same on all ranks."""
+    text: str
+    """The tensor and the rank in words, on that rank; "" on others."""
+
+
+@dataclass(frozen=True)
 class StepResult:
     """The result of step ``step``, equal on all ranks."""
 
@@ -28,6 +38,8 @@ class StepResult:
     is_stopped: bool = False
     """The step was not completed, because a spike ends the run or leads it back: the state is that
     before it."""
+    origin: Origin | None = None
+    """Of a value that is not finite, where it was looked for and found."""
 
 
 @dataclass(frozen=True)

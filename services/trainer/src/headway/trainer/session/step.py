@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 from headway.common.node.failpoints import failpoint
@@ -24,9 +24,11 @@ from headway.trainer.pipeline.schedules import training_schedule
 from headway.trainer.session.commands import ControlLoop
 from headway.trainer.session.commits import Commits
 from headway.trainer.session.context import StepContext
-from headway.trainer.session.hooks import StepResult
+from headway.trainer.session.hooks import Origin, StepResult
+from headway.trainer.session.origin import find_origin, is_reported
 from headway.trainer.session.spikes import SpikeGuard
 from headway.trainer.state.snapshot import TrainState
+from headway.trainer.state.spoil import Spoiler
 
 
 class TrainStep:
@@ -44,6 +46,7 @@ class TrainStep:
         self._context, self._state, self._data, self._reader = context, state, data, reader
         self._control, self._commits = control, commits
         self._guard = SpikeGuard(context.config.train, state)
+        self._spoiler = Spoiler(context.rank)
         self._ramp = context.config.batch_ramp
         self._optimizer = make_optimizer(
             context.config.optim,
@@ -66,7 +69,7 @@ class TrainStep:
             self._context.tied.begin(step)
             self._context.tp.record(self._context.recorder, step)
             try:
-                self._pass(totals).run()
+                self._pass(totals, self._handlers(totals)).run()
             finally:
                 self._context.tp.record(None)
         return StepResult(
@@ -80,6 +83,7 @@ class TrainStep:
             duration_s=time.monotonic() - started_s,
             spike=totals.spike,
             is_stopped=totals.is_stopped,
+            origin=totals.origin,
         )
 
     def _learning_rate(self, step: int) -> float:
@@ -89,17 +93,21 @@ class TrainStep:
         updates = step - self._state.skipped
         return learning_rate(self._context.config.optim, updates, self._control.total_steps)
 
-    def _pass(self, totals: _StepTotals) -> Pipeline:
-        """The schedule, with a function for every action that frames the computations."""
-        context, config, step = self._context, self._context.config, totals.step
-        handlers: dict[Kind, Handler] = {
+    def _handlers(self, totals: _StepTotals) -> dict[Kind, Handler]:
+        """A function for every action of the schedule that frames the computations."""
+        step = totals.step
+        return {
             Kind.DATA: lambda pipeline, _: self._take_batches(pipeline, totals),
             Kind.ALL_GATHER: lambda _, action: self._data.gather(action.chunk, step),
             Kind.REDUCE_SCATTER: lambda _, action: self._reduce(action, step),
             Kind.NORM: lambda pipeline, _: self._norm(totals, pipeline.loss_sum),
-            Kind.OPTIMIZER: lambda *_: self._optimize(totals),
+            Kind.OPTIMIZER: lambda pipeline, _: self._optimize(totals, pipeline),
             Kind.SNAPSHOT: lambda *_: self._end(totals),
         }
+
+    def _pass(self, totals: _StepTotals, handlers: Mapping[Kind, Handler]) -> Pipeline:
+        """One pass over the schedule."""
+        context, config, step = self._context, self._context.config, totals.step
         return Pipeline(
             self._actions(totals.batch_size),
             context.chunks,
@@ -141,6 +149,7 @@ class TrainStep:
         self._context.tied.ready(chunk)
 
     def _reduce(self, action: Action, step: int) -> None:
+        self._spoiler.spoil(self._context.flats[action.chunk], action.chunk, step)
         self._context.chunks[action.chunk].finish_grads()
         self._context.tied.reduce(action.chunk)
         self._data.reduce(action.chunk, step)
@@ -165,17 +174,25 @@ class TrainStep:
             token_scale = self._loss_unit(totals) / max(sums.num_tokens, 1.0)
             totals.sums, totals.grad_norm = sums, math.sqrt(sums.norm_square) * token_scale
             totals.grad_scale = token_scale * clip_scale(context.config.optim, totals.grad_norm)
-            is_finite = math.isfinite(totals.grad_norm) and math.isfinite(sums.mean_loss)
-            if is_finite:
+            totals.is_finite = math.isfinite(totals.grad_norm) and math.isfinite(sums.mean_loss)
+            if totals.is_finite:
                 totals.spike = self._guard.spike(sums.mean_loss, totals.grad_norm)
             on_spike = context.config.train.on_spike if totals.spike else "ignore"
-            bad = not is_finite or on_spike == "skip"
+            bad = not totals.is_finite or on_spike == "skip"
             agreed = self._control.agree(is_step=True, bad=bad)
         # all ranks have the same sums, so they find the same spike
         totals.is_skipped = agreed.bad
         totals.is_stopped = on_spike in ("stop", "rollback")
 
-    def _optimize(self, totals: _StepTotals) -> None:
+    def _optimize(self, totals: _StepTotals, done: Pipeline) -> None:
+        if not totals.is_finite and is_reported(self._state.skipped_in_row):
+            totals.origin = find_origin(
+                self._context,
+                totals.step,
+                done,
+                lambda handlers: self._pass(totals, handlers),
+                self._spoiler,
+            )
         if totals.is_skipped or totals.is_stopped:
             return
         self._guard.accept(totals.sums.mean_loss, totals.grad_norm)
@@ -208,5 +225,7 @@ class _StepTotals:
         self.sums = Sums(0.0, 0.0, 0.0)
         self.grad_norm = 0.0
         self.grad_scale = 1.0
+        self.is_finite = True
         self.is_skipped = self.is_stopped = False
         self.spike = ""
+        self.origin: Origin | None = None

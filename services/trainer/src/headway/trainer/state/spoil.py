@@ -5,17 +5,42 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import torch
+from headway.common.node.failpoints import damage_at
 from headway.trainer.state.flat import FlatChunk
 
 
+class Spoiler:
+    """Does what is armed to the gradients of a rank, again if the step is repeated."""
+
+    def __init__(self, rank: int) -> None:
+        self._rank = rank
+        self._step = -1
+        self._done: dict[int, str] = {}
+        """Of the step, by chunk."""
+
+    def spoil(self, flat: FlatChunk, chunk: int, step: int) -> None:
+        """Change the largest of ``chunk``'s gradients before they are added to those of others."""
+        if step != self._step and self._done:
+            self._done = {}
+        damage = damage_at("worker.gradients", step=step, chunk=chunk, rank=self._rank)
+        damage = damage or self._done.get(chunk, "")
+        if damage:
+            self._step, self._done[chunk] = step, damage
+            spoil(damage, flat)
+
+
 def spoil(damage: str, flat: FlatChunk) -> None:
-    """Change the largest of the chunk's gradients before they are reduced.
+    """Change the largest of the chunk's gradients.
 
     ``damage`` is ``nan``, or ``flip`` for the highest bit of its exponent.
     """
-    largest = int(flat.grads.abs().argmax())
     if (change := _CHANGES.get(damage)) is not None:
-        change(flat.grads[largest : largest + 1])
+        change(_largest(flat.grads))
+
+
+def _largest(values: torch.Tensor) -> torch.Tensor:
+    index = int(values.abs().argmax())
+    return values[index : index + 1]
 
 
 def _flip(one: torch.Tensor) -> None:

@@ -18,6 +18,7 @@ from headway.trainer.comm.fence import Fence
 from headway.trainer.comm.store import StoreEndpoint
 from headway.trainer.config import RunConfig
 from headway.trainer.session.hooks import Directive, StepHooks, StepResult
+from headway.trainer.session.origin import is_reported
 from headway.trainer.worker.link import Link, WorkerStatus
 
 REPORTING_RANK = 0
@@ -121,7 +122,7 @@ class ControlHooks(StepHooks):
             context.view.status = "running"
             context.link.beat_now()
         failpoint("worker.before_report", step=result.step)
-        if self._reports and result.skipped:
+        if result.skipped:
             self._log_skipped(result)
         if self._reports or self._is_witness:
             metrics = StepMetrics(
@@ -138,22 +139,29 @@ class ControlHooks(StepHooks):
             context.link.send(metrics) if self._reports else context.link.keep(metrics)
 
     def _log_skipped(self, result: StepResult) -> None:
-        """Log skipped steps 1 to 10, 20, 30 ... 100, 200 ... of this generation."""
+        """Log it on the rank that it came from; if that is not known, on one rank, and not each.
+
+        See ``is_reported``.
+        """
         self._num_skipped += 1
-        count = self._num_skipped
-        if count % 10 ** (len(str(count)) - 1):
+        fields = {
+            "step": result.step,
+            "skipped_in_row": result.skipped_in_row,
+            "lr": result.lr,
+        }
+        if result.origin is not None:
+            if text := result.origin.text:
+                first = f"the first value that is not finite is in {text}"
+                log.warning(f"the step was skipped: {first}", **fields)
+            return
+        if not self._reports or not is_reported(self._num_skipped):
             return
         what, value = (
             ("the gradient norm", result.grad_norm)
             if math.isfinite(result.loss)
             else ("the loss", result.loss)
         )
-        log.warning(
-            f"the step was skipped: {result.spike or f'{what} is {value:g}'}",
-            step=result.step,
-            skipped_in_row=result.skipped_in_row,
-            lr=result.lr,
-        )
+        log.warning(f"the step was skipped: {result.spike or f'{what} is {value:g}'}", **fields)
 
     def on_doubtful_checkpoint(self, step: int, first_skipped: int) -> None:
         """Pin the newest earlier checkpoint, so that retention keeps it."""
