@@ -29,6 +29,7 @@ RANK = 1
 LAYOUT = (
     "parallel.tp=1", "parallel.pp=1", "parallel.dp=2", "launch.nodes=1",
     "launch.ranks_per_node=2", "launch.spares=0", "recovery.hang_act_s=3",
+    "health.digest_every=4",
 )  # fmt: skip
 
 pytestmark = pytest.mark.timeout(300)
@@ -83,6 +84,7 @@ def test_a_wrong_gradient_shows_in_one_step_of_all_ranks(run: Run, fault: str, s
     ("fault", "kind", "sentence"),
     [
         ("nan", "not_finite", r"the first value .* in the gradient of [\w.]+, of rank 1"),
+        ("flip_weight", "silent_corruption", r"the weights of [\w.]+, of rank 1, differ from .*"),
     ],
 )
 def test_wrong_numbers_are_named_by_rank_and_tensor(

@@ -19,6 +19,7 @@ CAUSES: Final[dict[VerdictKind, Cause]] = {
     "crash_report": "unknown", "collective_timeout": "unknown", "peer_lost": "unknown",
     "nan_loss": "unknown", "clock_error": "machine_fault", "host_pressure": "host_stall",
     "unobserved": "unreported", "not_finite": "unknown",
+    "silent_corruption": "machine_fault",
 }  # fmt: skip
 
 

@@ -75,6 +75,7 @@ FAULTS: dict[str, Fault] = {
     "gc": Fault("it collects garbage over and over", _WORKER, 5.0),
     "nan": Fault("one gradient of one step is not a number", _WORKER),
     "flip": Fault("one bit of one gradient of one step is flipped", _WORKER),
+    "flip_weight": Fault("one bit of its copy of the weights is flipped", _WORKER),
     "mismatch": Fault("it enters one collective with another size", _WORKER),
     "skip": Fault("it leaves one collective out", _WORKER),
     "bandwidth": Fault("5 Mbit/s of what ranks send to others get through", _NODE, 10.0),

@@ -32,15 +32,21 @@ INSIDE: dict[str, Inside] = {
     "gc": Inside("worker.in_layer", "gc"),
     "nan": Inside("worker.gradients", "damage:nan"),
     "flip": Inside("worker.gradients", "damage:flip"),
+    "flip_weight": Inside("worker.weights", "damage:flip"),
     "mismatch": Inside("worker.reduce", "damage:mismatch"),
     "skip": Inside("worker.reduce", "damage:skip"),
 }
-_OF_REPLICAS = ("mismatch", "skip")
-"""Done to a collective of data parallelism."""
+_OF_REPLICAS = ("mismatch", "skip", "flip_weight")
+"""Done to a collective of data parallelism, or to what it has copied."""
 
 
 def check_layout(fault: str, config: RunConfig) -> None:
     """Raises InputError if the run has nothing to do the fault to."""
+    if fault == "flip_weight" and not config.health.digest_every:
+        raise InputError(
+            f"{fault!r} is done where replicas compare their weights, and health.digest_every is 0",
+            remedy="set health.digest_every to a number of steps",
+        )
     if fault in _OF_REPLICAS and config.parallel.dp == 1:
         raise InputError(
             f"{fault!r} needs replicas, and this run has parallel.dp=1",

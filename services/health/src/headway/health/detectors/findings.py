@@ -107,7 +107,7 @@ class FindingEpisodes:
             _evidence(rule, found, machine),
             advice=advice(rule, found.name, found.detail),
             cause=rule.known_cause,
-            subject=rule.subject,
+            subject="domain" if rule.names_nobody else rule.subject,
             name=found.name,
             node=-1 if rule.names_nobody else node,
             rank=-1 if rule.names_nobody else found.rank,

@@ -15,7 +15,7 @@ _WHAT: dict[VerdictKind, str] = {
     "fabric_cut": "reaches nobody", "fabric_split": "some nodes do not reach each other",
 }  # fmt: skip
 """What is said of a subject; of other kinds their name is."""
-_SAID: frozenset[VerdictKind] = frozenset({"slow_rank", "not_finite"})
+_SAID: frozenset[VerdictKind] = frozenset({"slow_rank", "not_finite", "silent_corruption"})
 """Kinds that come with a sentence of their own."""
 _ELSEWHERE = frozenset({"line", "finding", "why", "where", "ranks_waiting"})
 """Facts that are in the summary or in the place."""

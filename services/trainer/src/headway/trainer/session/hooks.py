@@ -40,6 +40,9 @@ class StepResult:
     before it."""
     origin: Origin | None = None
     """Of a value that is not finite, where it was looked for and found."""
+    corrupt: str = ""
+    """Which copies of weights differ, on the rank that is to blame or, if that is not known, on
+    the first of those that it may be."""
 
 
 @dataclass(frozen=True)

@@ -26,6 +26,7 @@ from headway.trainer.session.commits import Commits
 from headway.trainer.session.context import StepContext
 from headway.trainer.session.hooks import Origin, StepResult
 from headway.trainer.session.origin import find_origin, is_reported
+from headway.trainer.session.replicas import Replicas
 from headway.trainer.session.spikes import SpikeGuard
 from headway.trainer.state.snapshot import TrainState
 from headway.trainer.state.spoil import Spoiler
@@ -47,6 +48,7 @@ class TrainStep:
         self._control, self._commits = control, commits
         self._guard = SpikeGuard(context.config.train, state)
         self._spoiler = Spoiler(context.rank)
+        self._replicas = Replicas(context)
         self._ramp = context.config.batch_ramp
         self._optimizer = make_optimizer(
             context.config.optim,
@@ -84,6 +86,7 @@ class TrainStep:
             spike=totals.spike,
             is_stopped=totals.is_stopped,
             origin=totals.origin,
+            corrupt=totals.corrupt,
         )
 
     def _learning_rate(self, step: int) -> float:
@@ -180,6 +183,7 @@ class TrainStep:
             on_spike = context.config.train.on_spike if totals.spike else "ignore"
             bad = not totals.is_finite or on_spike == "skip"
             agreed = self._control.agree(is_step=True, bad=bad)
+        totals.corrupt = self._replicas.compare(totals.step)
         # all ranks have the same sums, so they find the same spike
         totals.is_skipped = agreed.bad
         totals.is_stopped = on_spike in ("stop", "rollback")
@@ -229,3 +233,4 @@ class _StepTotals:
         self.is_skipped = self.is_stopped = False
         self.spike = ""
         self.origin: Origin | None = None
+        self.corrupt = ""

@@ -38,6 +38,11 @@ def spoil(damage: str, flat: FlatChunk) -> None:
         change(_largest(flat.grads))
 
 
+def flip_largest(values: torch.Tensor) -> None:
+    """Flip the highest bit of the exponent of the largest of ``values``."""
+    _flip(_largest(values))
+
+
 def _largest(values: torch.Tensor) -> torch.Tensor:
     index = int(values.abs().argmax())
     return values[index : index + 1]

@@ -124,6 +124,8 @@ class ControlHooks(StepHooks):
         failpoint("worker.before_report", step=result.step)
         if result.skipped:
             self._log_skipped(result)
+        if result.corrupt:
+            log.error(f"silent data corruption: {result.corrupt}", step=result.step)
         if self._reports or self._is_witness:
             metrics = StepMetrics(
                 generation=self._generation,

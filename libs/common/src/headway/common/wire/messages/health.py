@@ -23,7 +23,8 @@ FindingSubject = Literal["rank", "gpu", "nic", "node", "service", "mount", "peer
 FindingKind = Literal[
     "user_error", "gpu_fault", "network_fault", "pcie_error", "out_of_memory", "disk_full",
     "disk_fault", "memory_error", "kernel_stall", "crash_report", "collective_timeout",
-    "peer_lost", "nan_loss", "not_finite", "clock_error", "host_pressure", "unobserved",
+    "peer_lost", "nan_loss", "not_finite", "silent_corruption", "clock_error", "host_pressure",
+    "unobserved",
 ]  # fmt: skip
 """What a line or a counter can show. ``unobserved``: something cannot be read, which proves
 nothing about the machine."""

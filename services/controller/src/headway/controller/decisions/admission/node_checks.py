@@ -27,7 +27,15 @@ from headway.controller.decisions.node import Node, may_return
 SUSPECT_AGAIN_S = 600.0
 """Verdicts that name a machine come with every line of its log; it is checked again this often."""
 OF_MACHINES = frozenset(
-    {"gpu_fault", "network_fault", "pcie_error", "disk_fault", "memory_error", "kernel_stall"}
+    {
+        "gpu_fault",
+        "network_fault",
+        "pcie_error",
+        "disk_fault",
+        "memory_error",
+        "kernel_stall",
+        "silent_corruption",
+    }
 )
 """Kinds of verdicts that name a machine."""
 
