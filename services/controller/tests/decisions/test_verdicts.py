@@ -69,6 +69,11 @@ def test_only_a_current_member_is_ended(node: int, pid: int, generation: int, ta
     assert ("fence" in events(actions)) == taken.startswith("replaced")
 
 
+def test_a_verdict_that_names_no_node_is_observed() -> None:
+    actions = Hand().run().send(_verdict("observe", -1, kind="not_finite"))
+    assert _taken(actions) == "observe"
+
+
 def test_a_verdict_about_an_older_generation_changes_nothing() -> None:
     hand = Hand().run()
     hand.send(hand.left(1, "peer"))

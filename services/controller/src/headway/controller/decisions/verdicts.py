@@ -68,6 +68,8 @@ class Verdicts:
             return "none: the run is over", []
         if verdict.response == "restart_ranks":
             return _too_late_or_early(core, verdict) or self._end_generation(core, verdict)
+        if verdict.node < 0 and verdict.response == "observe":
+            return "observe", []  # it names no node
         if verdict.node not in core.fleet.nodes:
             return f"none: node {verdict.node} is not in this run", []
         match verdict.response:
