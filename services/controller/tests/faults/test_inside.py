@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,7 @@ from headway.common.node.testing import python_child, read_line, wait_until
 from headway.controller.faults import cgroups
 from headway.controller.faults.faults import Places, hold, inject
 from headway.controller.faults.inside import INSIDE, check_layout
+from headway.health.config import HealthConfig
 from headway.trainer.config import LaunchConfig, ParallelConfig, RunConfig
 
 GREEDY = """
@@ -51,11 +53,14 @@ def test_a_collective_of_replicas_is_not_broken_in_a_run_without_them() -> None:
         RunConfig(parallel=ParallelConfig(dp=dp), launch=LaunchConfig(ranks_per_node=dp))
         for dp in (1, 2)
     )
-    for fault in ("skip", "mismatch"):
+    for fault in ("skip", "mismatch", "flip_weight"):
         check_layout(fault, two)
         with pytest.raises(InputError, match=f"{fault!r} needs replicas"):
             check_layout(fault, alone)
     check_layout("hang", alone)
+    unwatched = replace(two, health=HealthConfig(digest_every=0))
+    with pytest.raises(InputError, match=r"health\.digest_every is 0"):
+        check_layout("flip_weight", unwatched)
 
 
 def test_a_process_without_memory_is_ended_by_the_kernel(places: Places) -> None:

@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 FAULTS = (
     "kill, stop, freeze, debugger, slow, slow_disk, full_disk, locked_journal, "
     "damaged_arena_header, flipped_snapshot_bit, spawn_failure, silent_node, returning_node, "
-    "clock_step, oom, hang, hang_before_collective, hang_in_data, gil, gc, nan, flip, mismatch, "
-    "skip, bandwidth, loss, delay, partition, kernel, counter or gpu"
+    "clock_step, oom, hang, hang_before_collective, hang_in_data, gil, gc, nan, flip, "
+    "flip_weight, mismatch, skip, bandwidth, loss, delay, partition, kernel, counter or gpu"
 )
 
 
