@@ -62,6 +62,11 @@ class Played:
         return max(track.began[-1] for track in self.tracks.values())
 
 
+def usual_s(move: Move) -> float:
+    """How long a piece of work takes, in units of that of a forward pass."""
+    return _SECONDS.get(move.kind, 2.0)
+
+
 class Player:
     """One play.
 
@@ -113,7 +118,7 @@ class Player:
             if index == halt:
                 return
             if move.what is What.WORK:
-                now_s += self._work_s(rank, move) + self._pauses.get((rank, index), 0.0)
+                now_s += self.work_s(rank, index, move) + self._pauses.get((rank, index), 0.0)
             elif move.what is What.ENTER:
                 self._enter(track, move, now_s)
             elif move.what is What.WAIT:
@@ -122,9 +127,16 @@ class Player:
                     return
             ended.append(now_s)
 
-    def _work_s(self, rank: int, move: Move) -> float:
+    def work_s(self, rank: int, index: int, move: Move) -> float:
+        """How long a piece of work takes."""
+        del index
         jitter = self._chances[rank].lognormvariate(0.0, 0.2)
-        return _SECONDS.get(move.kind, 2.0) * self._scale_s * self._paces[rank] * jitter
+        return usual_s(move) * self._scale_s * self._paces[rank] * jitter
+
+    def transfer_s(self, key: Key, number: int) -> float:
+        """How long operation ``number`` of a group takes after its last member has entered it."""
+        del key, number
+        return 0.001 * self._scale_s
 
     def _enter(self, track: Track, move: Move, now_s: float) -> None:
         times = track.entered[move.line]
@@ -151,7 +163,8 @@ class Player:
             is_stuck = len(done) + 1 >= self._stuck.get(key, len(done) + 2)
             if one.num_entered < self._sizes[key] or len(one.kinds) > 1 or is_stuck:
                 break
-            done.append(max(one.last_s, done[-1] if done else 0.0) + 0.001 * self._scale_s)
+            begin_s = max(one.last_s, done[-1] if done else 0.0)
+            done.append(begin_s + self.transfer_s(key, len(done) + 1))
         if len(done) > before:
             self._ready.extend(self._waiting.pop(key, ()))
 

@@ -83,7 +83,8 @@ def diagnose(
     if run is None:
         done = diagnose_folder(Path(what or ""))
     else:
-        done = diagnose_run(run.folder.verdicts.parent)
+        folder, grid = run.folder, run.config.parallel.grid
+        done = diagnose_run(folder.verdicts.parent, folder.summaries, grid)
     if html is not None:
         from headway.console.reports.diagnosis import folder_page
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from headway.common.plan.grid import Grid
 from headway.common.wire.messages.health import Evidence, Verdict
 from headway.health.announce import read_address
 from headway.health.checks.base import CheckSettings
@@ -115,19 +116,31 @@ def diagnose_folder(folder: Path) -> Diagnosed:
     return Diagnosed(tuple(found), lines, is_wrong, evidence.read, evidence.unread, waiting)
 
 
-def diagnose_run(control: Path) -> Diagnosed:
-    """What the monitor of a run holds against somebody now, else what it last did.
+def diagnose_run(
+    control: Path, summaries: Path | None = None, grid: Grid | None = None
+) -> Diagnosed:
+    """What is wrong with a run now, else the last fault.
 
-    ``control`` is the folder of ``verdicts.jsonl``.
+    That is what its monitor holds against somebody, and what slows its newest steps.
+
+    Args:
+        control: folder of ``verdicts.jsonl``. summaries: where the monitor saves those of steps.
+            grid: which ranks do the same work.
     """
+    from headway.health.slowness.of_run import is_known, slow_steps
+
     verdicts = verdicts_of(control)
     now = [one for one in verdicts if one.is_open]
-    found = [diagnosis_of(one) for one in sorted(now, key=lambda one: -one.confidence)]
+    held = [diagnosis_of(one) for one in sorted(now, key=lambda one: -one.confidence)]
+    slow = slow_steps(summaries or control, grid, verdicts)
+    found = [*held, *(one for one in slow.found if not is_known(one, held))]
     lines = tuple(lines_of(found, time.time())) if found else ("nothing is wrong now",)
+    is_wrong = bool(found)
     if not found and verdicts:
         found = [diagnosis_of(verdicts[-1])]
         lines = ("nothing is wrong now; the last fault:", *lines_of(found))
-    return Diagnosed(tuple(found), lines, bool(now), {"verdicts.jsonl": "verdicts"}, {})
+    read = {"verdicts.jsonl": "verdicts", **slow.read}
+    return Diagnosed(tuple(found), lines, is_wrong, read, slow.unread)
 
 
 def brief_of(verdict: Verdict) -> dict[str, Any]:

@@ -84,7 +84,8 @@ def run_monitor(options: MonitorOptions, config: HealthConfig) -> int:
             log = SummaryLog(options.summaries, options.run_id, keep_bytes, verdicts)
             log.start()
             stack.callback(log.close, SUMMARY_WAIT_S)
-            handlers[StepSummary] = lambda summary, _peer: log.add(summary)
+            monitor.keep_steps(log)
+            handlers[StepSummary] = monitor.on_steps
         server = Server(options.bind, handlers, keys=keys, allowed=admits)
         stack.callback(server.close)
         service = Service(
@@ -121,6 +122,7 @@ class Monitor:
         )
         self._state.restore(self._reporter.earlier)
         self._open_by_kind: Counter[str] = Counter()
+        self._steps: SummaryLog | None = None
         self.num_ticks = 0
 
     def serve(self, service: Service, endpoint: str) -> None:
@@ -139,6 +141,15 @@ class Monitor:
     def on_beat(self, beat: AgentBeat, _peer: bytes) -> None:
         now_s = time.monotonic()
         self._reporter.report(self._state.on_beat(beat, now_s), now_s)
+
+    def keep_steps(self, log: SummaryLog) -> None:
+        """Have the summaries of steps saved as well."""
+        self._steps = log
+
+    def on_steps(self, summary: StepSummary, _peer: bytes) -> None:
+        self._state.on_steps(summary)
+        if self._steps is not None:
+            self._steps.add(summary)
 
     def describe(self) -> dict[str, Any]:
         """Values for ``Description.state``."""

@@ -20,6 +20,7 @@ from headway.common.wire.messages.health import (
     VerdictTaken,
     WorkerSignals,
 )
+from headway.common.wire.messages.summaries import StepSummary
 from headway.health.config import HealthConfig
 from headway.health.detectors import data
 from headway.health.detectors.episodes import Episodes, Since, fact
@@ -36,6 +37,7 @@ from headway.health.detectors.process import (
 )
 from headway.health.detectors.rank_view import RankView, observe, still_s
 from headway.health.detectors.slow import SlowRanks
+from headway.health.detectors.slow_causes import SlowCauses
 from headway.health.rule_files import shipped
 from headway.health.rulebook import RuleBook
 
@@ -88,7 +90,8 @@ class MonitorState:
         self._follow_ups = FollowUps(self._episodes, config.again_s)
         self._hangs = Hangs(self._episodes, self._follow_ups, config)
         self._fabric = Fabric(self._episodes, config, own_node)
-        self._slow = SlowRanks(self._episodes, config, grid)
+        self._slow_causes = SlowCauses(self._episodes)
+        self._slow = SlowRanks(self._episodes, config, grid, self._slow_causes)
         self._findings = FindingEpisodes(self._episodes, rules or shipped(), config)
         self._pace = Pace(config)
         self._ended: dict[int, RankView] = {}
@@ -151,6 +154,11 @@ class MonitorState:
             *self._findings.tick(clock_s),
         ]
         return self._follow_ups.begin(verdicts, clock_s)
+
+    def on_steps(self, summary: StepSummary) -> None:
+        """Take in what an agent sums up of finished steps, for the causes of slow ranks."""
+        if summary.run_id == self.run_id:
+            self._slow_causes.note(summary)
 
     def on_taken(self, answer: VerdictTaken, now_s: float) -> list[Verdict]:
         """Process the driver's answer to a verdict; return the revision with it, or nothing.

@@ -145,8 +145,13 @@ class Episodes:
         self._put(key, verdict)
         return [verdict]
 
-    def advise(self, key: Key, advice: Advice, why: Evidence) -> list[Verdict]:
-        """Change the advice of an open verdict; one that is the same already has no effect."""
+    def advise(
+        self, key: Key, advice: Advice, *why: Evidence, cause: Cause | None = None
+    ) -> list[Verdict]:
+        """Change the advice of an open verdict; one that is the same already has no effect.
+
+        Without a ``cause`` it stays what it was.
+        """
         known = self._open.get(key)
         if known is None or known.remedy == advice.remedy:
             return []
@@ -154,6 +159,7 @@ class Episodes:
             key,
             remedy=advice.remedy,
             confidence=advice.confidence,
+            cause=cause or known.cause,
             evidence=self._with(known.evidence, why),
         )
 

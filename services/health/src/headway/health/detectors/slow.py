@@ -15,14 +15,16 @@ import bisect
 import statistics
 from collections import Counter, deque
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Final
 
 from headway.common.plan.grid import Grid
-from headway.common.wire.messages.health import Verdict, WorkerSignals
+from headway.common.wire.messages.health import Evidence, Verdict, WorkerSignals
 from headway.health.config import HealthConfig
 from headway.health.detectors.episodes import Episodes, Key, fact
 from headway.health.detectors.rank_view import RankView
+from headway.health.detectors.slow_causes import SlowCause, SlowCauses
+from headway.health.policy import ADVICE, Advice
 from headway.health.sources.flight import COMPUTE_STEPS
 
 LOOK_S: Final = 1.0
@@ -53,6 +55,8 @@ class _Unit:
     is_slow: bool = False
     is_off: bool = False
     """It is named, or takes too long for its work, however short that is."""
+    cause: SlowCause | None = None
+    """While it is named."""
     changing_since: int | None = None
     """Step since which it is slow without being named, or well although it is named."""
 
@@ -78,8 +82,11 @@ class _Unit:
 class SlowRanks:
     """``grid`` says which ranks do the same work; without it none is known to."""
 
-    def __init__(self, episodes: Episodes, config: HealthConfig, grid: Grid | None) -> None:
+    def __init__(
+        self, episodes: Episodes, config: HealthConfig, grid: Grid | None, causes: SlowCauses
+    ) -> None:
         self._episodes, self._config, self._grid = episodes, config, grid
+        self._causes = causes
         self._units: dict[int, _Unit] = {}
         """By lowest rank."""
         self._looked_s = float("-inf")
@@ -104,7 +111,7 @@ class SlowRanks:
             stage = self._stage(unit)
             peers_s = _median_without(stages[stage], unit.compute_s)
             unit.others_s = _median_without(medians, median_of[stage]) or 0.0
-            verdicts += self._weigh(unit, peers_s, slowdowns)
+            verdicts += self._weigh(unit, peers_s, slowdowns) or self._explain(unit)
         unusual = self._unusual(stages)
         for unit in moved:
             if not unit.is_slow:
@@ -198,22 +205,43 @@ class SlowRanks:
         is_one = len(unit.ranks) == 1
         finding = f"{_who(unit)} {'computes' if is_one else 'compute'} {ratio:.1f}x "
         finding += f"{'its' if is_one else 'their'} {than} since step {since} (node {unit.node})"
-        rows = (
+        rows = [
             fact("flight", "finding", finding),
             fact("flight", "compute", f"{unit.compute_s:.3f} s per step"),
-        )
+            fact("flight", "since_step", str(since)),
+        ]
+        slowest = unit.ranks[0] if is_one else self._causes.slowest(unit.ranks)
+        if not is_one and slowest is not None:
+            rows.append(fact("flight", "slowest", f"the others wait for rank {slowest}"))
+        unit.cause = self._causes.of(unit.node)
+        rows += _because(unit.cause)
         return self._episodes.report(
             _key(unit),
             "slow_rank",
-            rows,
+            tuple(rows),
+            advice=_advice(unit.cause),
+            cause=unit.cause.cause,
             node=unit.node,
-            rank=unit.ranks[0] if is_one else -1,
+            rank=-1 if slowest is None else slowest,
             generation=unit.generation,
+        )
+
+    def _explain(self, unit: _Unit) -> list[Verdict]:
+        """A finding that came after it was named says why it is slow."""
+        if unit.cause is None or unit.cause.why or self._episodes.get(_key(unit)) is None:
+            return []
+        cause = self._causes.of(unit.node)
+        if not cause.why:
+            return []
+        unit.cause = cause
+        return self._episodes.advise(
+            _key(unit), _advice(cause), *_because(cause), cause=cause.cause
         )
 
     def _end(self, unit: _Unit, than: str) -> list[Verdict]:
         are = "is" if len(unit.ranks) == 1 else "are"
         as_usual = "as its peers" if than == "peers" else "as before"
+        unit.cause = None
         finding = f"{_who(unit)} {are} as fast {as_usual} again (node {unit.node})"
         return self._episodes.close(_key(unit), fact("flight", "finding", finding))
 
@@ -241,6 +269,15 @@ def _median_without(ordered: Sequence[float], value: float) -> float | None:
     gap = bisect.bisect_left(ordered, value)
     pair = ((left - 1) // 2, left // 2)
     return sum(ordered[at if at < gap else at + 1] for at in pair) / 2
+
+
+def _because(cause: SlowCause) -> list[Evidence]:
+    return [fact("host", "because", cause.why)] if cause.why else []
+
+
+def _advice(cause: SlowCause) -> Advice:
+    usual = ADVICE["slow_rank"]
+    return replace(usual, remedy=cause.remedy, confidence=0.9) if cause.why else usual
 
 
 def _key(unit: _Unit) -> Key:

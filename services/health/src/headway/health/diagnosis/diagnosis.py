@@ -67,6 +67,8 @@ class Diagnosis:
     """Seconds since 1970, None if unknown."""
     since_error_s: float = 0.0
     """It began at most this much earlier or later."""
+    since_step: int | None = None
+    """The first step of a run that shows it, None if that is not known."""
     evidence: tuple[Observation, ...] = ()
 
     def as_dict(self) -> dict[str, Any]:

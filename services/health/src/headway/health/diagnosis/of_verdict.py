@@ -17,7 +17,7 @@ _WHAT: dict[VerdictKind, str] = {
 """What is said of a subject; of other kinds their name is."""
 _SAID: frozenset[VerdictKind] = frozenset({"slow_rank", "not_finite", "silent_corruption"})
 """Kinds that come with a sentence of their own."""
-_ELSEWHERE = frozenset({"line", "finding", "why", "where", "ranks_waiting"})
+_ELSEWHERE = frozenset({"line", "finding", "why", "where", "ranks_waiting", "since_step"})
 """Facts that are in the summary or in the place."""
 
 
@@ -42,6 +42,7 @@ def diagnosis_of(verdict: Verdict) -> Diagnosis:
         done=verdict.taken,
         since=verdict.since_unix_s or None,
         since_error_s=verdict.since_error_s,
+        since_step=int(facts["since_step"]) if "since_step" in facts else None,
         evidence=tuple(
             Observation(one.source, f"{one.name}: {one.value}", one.unix_s or None)
             for one in verdict.evidence

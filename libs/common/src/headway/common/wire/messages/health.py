@@ -39,7 +39,8 @@ Cause = Literal[
     "data_stall", "checkpoint_write", "host_stall", "device_hang", "collective_mismatch",
     "deadlock", "network", "link_flap", "link_fault", "gpu_lost", "gpu_fault", "memory_fault",
     "out_of_memory", "disk_fault", "machine_fault", "program_error", "ended_early", "unreported",
-    "compute", "data", "unknown", "none",
+    "compute", "data", "garbage_collection", "stage_imbalance", "sequence_imbalance", "host_noise",
+    "launch_skew", "unknown", "none",
 ]  # fmt: skip
 """Why something is wrong, in verdicts and in diagnoses of folders."""
 VerdictAction = Literal[

@@ -1,0 +1,155 @@
+"""Judges the summaries of runs with known stragglers, and of clean ones."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from headway.common.wire.messages.summaries import StepSum, StepSummary
+from headway.health.slowness.findings import Slowness
+from headway.health.slowness.judge import slowness_of
+from headway.health.slowness.reading import rows_of
+from headway.health.slowness.steps import WARM_STEPS, table_of
+
+from benchmarks.campaign.slow_draw import FACTORS, NUM_STEPS, Draw, draw
+from benchmarks.campaign.slow_play import summaries
+
+RANKS_PER_NODE = 4
+MOST_LOST = 0.05
+ONSET_STEPS = 2
+BINS = 10
+
+
+@dataclass(frozen=True, slots=True)
+class SlowOutcome:
+    """A judgement beside the truth."""
+
+    draw: Draw
+    found: tuple[Slowness, ...]
+
+    @property
+    def right(self) -> list[bool]:
+        """Of each finding, whether subject and cause are right."""
+        return [self._is_subject(one) and one.cause == self.draw.kind for one in self.found]
+
+    @property
+    def subject(self) -> list[bool]:
+        """Of each finding, whether its subject is right."""
+        return [self._is_subject(one) for one in self.found]
+
+    @property
+    def cause(self) -> str:
+        """Of the finding with the right subject, else of the worst one."""
+        both = zip(self.found, self.subject, strict=True)
+        fitting = [one for one, is_right in both if is_right] or list(self.found)
+        return fitting[0].cause if fitting else "nothing"
+
+    @property
+    def onset(self) -> int | None:
+        """How many steps the beginning is off, None if it is not known to have one."""
+        fitting = [one for one, is_right in zip(self.found, self.right, strict=True) if is_right]
+        if not fitting or self.draw.since <= WARM_STEPS or self.draw.rank < 0:
+            return None
+        since = fitting[0].since if fitting[0].since is not None else self.draw.first_step
+        return abs(since - self.draw.first_step - self.draw.since)
+
+    def _is_subject(self, one: Slowness) -> bool:
+        draw = self.draw
+        if draw.kind is None:
+            return False
+        named = set(one.ranks)
+        if draw.kind == "stage_imbalance":
+            return named == draw.ranks
+        if draw.rank < 0:
+            return not named
+        return draw.rank in named and named <= draw.ranks
+
+
+def judge_slow(seed: int, most: int, *, clean: float = 0.4) -> SlowOutcome:
+    """Draw, play and judge one run; rows are missing, double and in any order."""
+    one = draw(seed, most, clean=clean)
+    chance = random.Random(f"slow rows {seed}")
+    rows = list(_spoiled(chance, list(summaries(one))))
+    table = table_of(rows_of(iter(_messages(rows))), one.layout.grid)
+    return SlowOutcome(one, tuple(slowness_of(table)))
+
+
+def _spoiled(chance: random.Random, rows: list[StepSum]) -> Iterator[StepSum]:
+    lost = chance.choice((0.0, 0.01, MOST_LOST))
+    chance.shuffle(rows)
+    for row in rows:
+        if chance.random() < lost:
+            continue
+        yield row
+        if chance.random() < lost:
+            yield row
+
+
+def _messages(rows: Sequence[StepSum]) -> Iterator[StepSummary]:
+    for number, row in enumerate(rows):
+        yield StepSummary(run_id="0badcafe", node=row.rank // RANKS_PER_NODE, pid=1, boot_id="b",
+                          sequence=number, num_dropped=0, steps=(row,))  # fmt: skip
+
+
+def figures(outcomes: Sequence[SlowOutcome]) -> dict[str, Any]:
+    """Precision, recall by factor, causes, false alarms and calibration."""
+    slow = [one for one in outcomes if one.draw.kind is not None]
+    clean = [one for one in outcomes if one.draw.kind is None]
+    large = [one for one in slow if one.draw.factor >= 1.2]
+    found = [one for one in slow if any(one.subject)]
+    claims = [(finding.certainty, is_right) for one in outcomes
+              for finding, is_right in zip(one.found, one.right, strict=True)]  # fmt: skip
+    onsets = [one.onset for one in slow if one.onset is not None]
+    confusion = Counter((str(one.draw.kind), one.cause) for one in outcomes)
+    false = sum(len(one.found) for one in clean)
+    return {
+        "runs": len(outcomes), "slow": len(slow), "clean_steps": len(clean) * NUM_STEPS,
+        "precision": _share([is_right for one in large for is_right in one.subject]),
+        "recall": {
+            str(factor): _share([any(one.subject) for one in slow if one.draw.factor == factor])
+            for factor in FACTORS
+        },
+        "recall_1.2_up": _share([any(one.subject) for one in large]),
+        "cause": _share([one.cause == one.draw.kind for one in found]),
+        "false_alarms_per_10_000_steps": round(1e4 * false / max(1, len(clean) * NUM_STEPS), 2),
+        "calibration_error": calibration_error(claims),
+        "onset_within_2_steps": _share([off <= ONSET_STEPS for off in onsets]),
+        "confusion": {
+            kind: {said: count for (k, said), count in sorted(confusion.items()) if k == kind}
+            for kind in sorted({str(one.draw.kind) for one in outcomes})
+        },
+        "wrong": [_row(one) for one in outcomes if _is_wrong(one)][:40],
+    }  # fmt: skip
+
+
+def calibration_error(claims: Sequence[tuple[float, bool]]) -> float:
+    """Mean distance between the confidence of findings and how many of them are right."""
+    if not claims:
+        return 0.0
+    sure, right = np.array([one for one, _ in claims]), np.array([one for _, one in claims])
+    bins = np.minimum((sure * BINS).astype(int), BINS - 1)
+    off = [
+        (bins == one).mean() * abs(sure[bins == one].mean() - right[bins == one].mean())
+        for one in np.unique(bins)
+    ]
+    return round(float(sum(off)), 4)
+
+
+def _share(values: Sequence[bool]) -> float:
+    return round(sum(values) / len(values), 4) if values else 1.0
+
+
+def _is_wrong(one: SlowOutcome) -> bool:
+    return not all(one.right) or (one.draw.kind is not None and not one.found)
+
+
+def _row(one: SlowOutcome) -> str:
+    draw = one.draw
+    said = "; ".join(f"{f.cause} of {list(f.ranks)[:8]} {f.excess:.2f} since {f.since}"
+                     for f in one.found)  # fmt: skip
+    return (f"seed {draw.seed}: {draw.kind} {draw.factor} of {draw.rank} stage {draw.stage} since "
+            f"{draw.since} in {draw.layout}; said {said or 'nothing'}")  # fmt: skip

@@ -1,0 +1,113 @@
+"""Reads the newest summaries of steps that a monitor has saved."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+from headway.common.errors import CorruptError
+from headway.common.wire.messages.summaries import StepSummary
+from headway.health.slowness.steps import GROUPS, MAX_STEPS, TIMES, WARM_STEPS, Ints, Rows
+from headway.health.store.summary_file import summary_files, unframed
+
+_KEYS = ("node", "rank", "generation", "step")
+
+
+def read_rows(folder: Path) -> tuple[Rows, dict[str, str], dict[str, str]]:
+    """The newest summaries of a folder; which files were read, and which not and why."""
+    parts: list[Rows] = []
+    read: dict[str, str] = {}
+    unread: dict[str, str] = {}
+    steps: set[int] = set()
+    for path in reversed(summary_files(folder)):
+        try:
+            part = _of_parquet(path) if path.suffix == ".parquet" else _of_messages(path)
+        except (CorruptError, OSError) as error:
+            unread[path.name] = str(error)
+            continue
+        read[path.name] = "summaries of steps"
+        parts.insert(0, part)
+        steps.update(np.unique(part.step).tolist())
+        if len(steps) >= MAX_STEPS + WARM_STEPS:
+            break
+    return _joined(parts), read, unread
+
+
+def _of_parquet(path: Path) -> Rows:
+    """One file.
+
+    Raises:
+        CorruptError: it cannot be read, or polars is not installed.
+    """
+    try:
+        import polars as pl
+    except ImportError as error:
+        raise CorruptError(
+            f"{path.name} cannot be read without polars", remedy="install headway-health[store]"
+        ) from error
+    try:
+        wanted = [*_KEYS, *TIMES, "groups"]
+        frame = pl.read_parquet(path, columns=wanted, glob=False).with_row_index("owner")
+        groups = (
+            frame.select("owner", "groups").explode("groups").drop_nulls("groups")
+            .unnest("groups").select("owner", "line", *GROUPS)
+        )  # fmt: skip
+    except (pl.exceptions.PolarsError, pl.exceptions.PanicException) as error:
+        first_line = str(error).partition("\n")[0]
+        raise CorruptError(
+            f"{path.name} has no summaries of steps: {first_line}", remedy="remove the file"
+        ) from error
+
+    def column(rows: pl.DataFrame, name: str) -> Ints:
+        return rows[name].fill_null(-1).to_numpy().astype(np.int64)
+
+    return Rows(
+        *(column(frame, name) for name in _KEYS),
+        {name: column(frame, name) for name in TIMES},
+        column(groups, "owner"), column(groups, "line"),
+        {name: column(groups, name) for name in GROUPS},
+    )  # fmt: skip
+
+
+def _of_messages(path: Path) -> Rows:
+    return rows_of(unframed(path.read_bytes()))
+
+
+def rows_of(messages: Iterator[StepSummary]) -> Rows:
+    """What the messages of agents say.
+
+    Raises:
+        CorruptError: they cannot be decoded.
+    """
+    steps = [(message.node, one) for message in messages for one in message.steps]
+    groups = [(owner, one) for owner, (_, step) in enumerate(steps) for one in step.groups]
+
+    def ints(values: list[int]) -> Ints:
+        return np.array(values, np.int64)
+
+    return Rows(
+        ints([node for node, _ in steps]),
+        *(ints([getattr(one, name) for _, one in steps]) for name in _KEYS[1:]),
+        {name: ints([getattr(one, name) for _, one in steps]) for name in TIMES},
+        ints([owner for owner, _ in groups]),
+        ints([one.line for _, one in groups]),
+        {name: ints([getattr(one, name) for _, one in groups]) for name in GROUPS},
+    )
+
+
+def _joined(parts: list[Rows]) -> Rows:
+    if len(parts) == 1:
+        return parts[0]
+    before = np.cumsum([0, *(len(part.rank) for part in parts)])
+
+    def joined(values: list[Ints]) -> Ints:
+        return np.concatenate(values) if values else np.zeros(0, np.int64)
+
+    return Rows(
+        *(joined([getattr(part, name) for part in parts]) for name in _KEYS),
+        {name: joined([part.times[name] for part in parts]) for name in TIMES},
+        joined([part.owner + offset for part, offset in zip(parts, before, strict=False)]),
+        joined([part.line for part in parts]),
+        {name: joined([part.groups[name] for part in parts]) for name in GROUPS},
+    )

@@ -1,0 +1,102 @@
+"""A finding about slow steps in words: who, why, and what to do."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from headway.health.diagnosis.diagnosis import (
+    Cause,
+    Diagnosis,
+    Observation,
+    Subject,
+    ranks_in_words,
+)
+from headway.health.slowness.findings import Slowness
+from headway.health.slowness.steps import StepTable
+
+_WHAT: Mapping[Cause, str] = {
+    "compute": "computes slower than {than}: {times} the time of its passes",
+    "data": "waits for its data: {share} of the time of the passes in each step",
+    "garbage_collection": "collects garbage: {share} of the time of the passes in each step",
+    "checkpoint_write": "waits for its snapshots: {share} of the time of the passes in each step",
+    "host_stall": "enters collectives late: {share} of the time of the passes in each step",
+    "network": "is slow in the network: transfers cost {share} of the time of the passes",
+    "stage_imbalance": "has more to do than the other stages: {times} their passes",
+}
+_OF_NO_RANK: Mapping[Cause, str] = {
+    "data": "ranks wait for data: {share} of the time of the passes in each step",
+    "garbage_collection": "collections of garbage stop one rank after the other: {share} of the "
+    "time of the passes",
+    "checkpoint_write": "ranks wait for snapshots: {share} of the time of the passes",
+    "sequence_imbalance": "replicas have unequal sequences: {share} of the time of the passes is "
+    "lost to the longest",
+    "host_noise": "short stalls move between ranks: {share} of the time of the passes is lost",
+    "launch_skew": "steps grow although the passes do not: {share} of the time of the passes more",
+}
+_DO: Mapping[Cause, str] = {
+    "compute": "see what else runs on {nodes}, its clocks and temperatures; `headway drain` it if "
+    "this lasts",
+    "data": "look at the storage that {nodes} reads, and at its data service",
+    "garbage_collection": "collect on all ranks in the same step, or find what fills the memory",
+    "checkpoint_write": "compare the memory and disk of {nodes}; save less often",
+    "host_stall": "take the stacks of these ranks while a step runs, and see what else runs on "
+    "{nodes}",
+    "network": "compare the links of {nodes} with `headway health pairwise`",
+    "stage_imbalance": "give this stage fewer layers",
+    "sequence_imbalance": "give micro-batches of equal length to all replicas",
+    "host_noise": "bind the ranks to cores, and stop other services on the nodes",
+    "launch_skew": "restart the ranks together; then find what differs in how they are launched",
+}
+
+
+def diagnosis(one: Slowness, table: StepTable) -> Diagnosis:
+    """The finding as a person and a program can act on it."""
+    nodes = sorted({int(table.nodes[rank]) for rank in one.ranks} - {-1})
+    names = {"share": f"{one.excess:.0%}", "times": f"{1 + one.excess:.2f}x",
+             "than": "its peers" if table.grid.dp > 1 else "before",
+             "nodes": _nodes(nodes)}  # fmt: skip
+    rest = 1 - one.certainty
+    return Diagnosis(
+        "slow",
+        one.cause,
+        f"{_who(one)}{(_WHAT if one.ranks else _OF_NO_RANK)[one.cause].format(**names)}, "
+        f"{_when(one, table)}",
+        culprits=tuple(Subject(rank, _node(table, rank)) for rank in one.ranks),
+        where=one.place,
+        why=(*one.why, *one.notes),
+        do=_DO[one.cause].format(**names),
+        confidence=round(one.certainty, 3),
+        alternatives=tuple((what, round(share * rest, 3)) for what, share in one.alternatives),
+        since_step=int(table.steps[0]) if one.since is None else one.since,
+        evidence=(Observation("summaries", f"{len(table.steps)} steps of {_num_known(table)} "
+                              "ranks"),),
+    )  # fmt: skip
+
+
+def _who(one: Slowness) -> str:
+    if not one.ranks:
+        return ""
+    if one.is_one_of:
+        return f"one of {ranks_in_words(one.ranks)} ({one.place}) "
+    return f"{one.place or ranks_in_words(one.ranks)} "
+
+
+def _when(one: Slowness, table: StepTable) -> str:
+    begin = f"since step {one.since}" if one.since is not None else (
+        f"in all steps from {table.steps[0]} on"
+    )  # fmt: skip
+    return begin if one.until is None else f"{begin} and until step {one.until}"
+
+
+def _nodes(nodes: list[int]) -> str:
+    if not nodes:
+        return "the nodes"
+    return f"node {', '.join(map(str, nodes[:4]))}" + (" and others" if len(nodes) > 4 else "")
+
+
+def _node(table: StepTable, rank: int) -> str:
+    return f"node {table.nodes[rank]}" if table.nodes[rank] >= 0 else ""
+
+
+def _num_known(table: StepTable) -> int:
+    return int((table.nodes >= 0).sum())
