@@ -21,6 +21,9 @@ CLOCK_OFF_NS = 5_000_000_000
 RECORDED_PASSES = 16
 """Waits inside of passes are recorded in one step of so many."""
 COLLECTIONS_EVERY = 3
+SUMS = 2
+"""The last collectives of a step, which are too small for the rate of a link to matter. The one
+before is hidden behind no pass."""
 SNAPSHOT_SHARE = 0.2
 """Of the passes of a step, for a checkpoint of a clean run."""
 _COLUMN = {"garbage_collection": "collection_us", "checkpoint_write": "snapshot_us"}
@@ -38,8 +41,7 @@ class SlowPlayer(Player):
         self._pace = [max(0.5, self._chance.gauss(1.0, draw.pace)) for _ in ranks]
         self._step_of = {rank: _steps(moves) for rank, moves in self.trace.programs.items()}
         self._jitter = [
-            [self._chance.lognormvariate(0.0, draw.jitter) for _ in range(NUM_STEPS)]
-            for _ in ranks
+            [self._chance.lognormvariate(0.0, draw.jitter) for _ in range(NUM_STEPS)] for _ in ranks
         ]
         self._hit = [self._chance.randrange(self._grid.world_size) for _ in range(NUM_STEPS)]
         self._longer = [_sequences(self._chance, self._grid.dp) for _ in range(NUM_STEPS)]
@@ -64,10 +66,14 @@ class SlowPlayer(Player):
         if key not in self._num_slow:
             return seconds
         per_step = self.trace.base[group_of(self._grid, key)[0]][2 * key[0]]
-        if (number - 1) // per_step < self._draw.since:
+        step, place = divmod(number - 1, per_step)
+        is_gradients = key[0] is not GroupKind.DP or place == per_step - SUMS - 1
+        if step < self._draw.since or not is_gradients:
             return seconds
         extra_s = (self._draw.factor - 1) * self._own_s[self._draw.rank]
-        return seconds + extra_s / per_step / (1 if key[0] is GroupKind.DP else 4)
+        if key[0] is GroupKind.DP:
+            return seconds + extra_s
+        return seconds + extra_s / per_step / 4
 
     def _slowness(self, rank: int, step: int) -> float:
         draw, place = self._draw, self._grid.coordinates(rank)
