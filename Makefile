@@ -84,7 +84,7 @@ drill: setup-test ## run the fifteen drills (TIMES=1), then 60 seeded faults ove
 	    code=$$?; "$(PY)" -m benchmarks.drill --faults 60 --out benchmarks/results/drill.json \
 	    && exit $$code
 
-campaign: setup-test ## judge seeded hangs with known culprits, and healthy runs
+campaign: setup-test ## judge seeded hangs and stragglers with known culprits, and healthy runs
 	"$(PY)" -m benchmarks.campaign --out benchmarks/results/campaign.json $(ARGS)
 
 mutations: setup-test ## break the source in chosen places and check that the named tests fail

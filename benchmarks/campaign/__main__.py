@@ -3,7 +3,8 @@
 Every trace comes from a drawn layout and the product's own schedule, is played until nothing
 moves, and is judged twice: as a scene, by the wait-for graph alone, and by the beats of its agents,
 through the whole state of a monitor. ``clean`` are healthy runs with pauses, ``scale`` is the time
-for 12,288 ranks.
+for 12,288 ranks. ``slow`` are runs with and without stragglers, judged by the summaries of their
+steps, with the time for 10,000 ranks.
 """
 
 from __future__ import annotations
@@ -13,13 +14,13 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from benchmarks.campaign import clean, scale
+from benchmarks.campaign import clean, scale, slow, slow_scale
 from benchmarks.campaign.judged import judge_scene
 from benchmarks.campaign.live import judge_live
 from benchmarks.campaign.outcome import Outcome, figures
 from benchmarks.report import finish, parser
 
-PARTS = ("scenes", "live", "clean", "scale")
+PARTS = ("scenes", "live", "clean", "slow", "scale")
 EXACT, CLASS, WRONG, ABSTAINED = 0.99, 0.98, 0.002, 0.03
 FALSE_PER_10_000 = 1.0
 
@@ -32,6 +33,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     made.add_argument("--scenes", type=int, default=1000, help="traces judged as scenes")
     made.add_argument("--live", type=int, default=1500, help="traces judged by beats")
     made.add_argument("--clean", type=int, default=250, help="healthy runs of 40 steps")
+    made.add_argument("--slow", type=int, default=600, help="runs of 50 steps with stragglers")
     made.add_argument("--ranks", type=int, default=64, help="most ranks of a scene")
     made.add_argument("--live-ranks", type=int, default=16, help="most ranks of a live run")
     options = made.parse_args(argv)
@@ -46,6 +48,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         failures += _missed("live", found["live"])
     if "clean" in parts:
         found["clean"], more = _clean(options)
+        failures += more
+    if "slow" in parts:
+        found["slow"], more = _slow(options)
         failures += more
     if "scale" in parts:
         found["scale"] = scale.measure(5)
@@ -98,6 +103,15 @@ def _clean(options: argparse.Namespace) -> tuple[dict[str, Any], list[str]]:
     print(f"clean: {found}")
     is_missed = per_10_000 >= FALSE_PER_10_000
     return found, [f"clean: {per_10_000} false alarms per 10,000 steps"] if is_missed else []
+
+
+def _slow(options: argparse.Namespace) -> tuple[dict[str, Any], list[str]]:
+    seeds = range(options.seed, options.seed + options.slow)
+    found = slow.figures([slow.judge_slow(seed, options.live_ranks) for seed in seeds])
+    found["scale"] = slow_scale.measure()
+    for key, value in found.items():
+        print(f"slow: {key} {value}" if key != "wrong" else "\n".join(value))
+    return found, [f"slow: {text}" for text in slow.missed(found)]
 
 
 if __name__ == "__main__":

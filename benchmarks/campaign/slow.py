@@ -22,6 +22,7 @@ RANKS_PER_NODE = 4
 MOST_LOST = 0.05
 ONSET_STEPS = 2
 BINS = 10
+EXACT, LITTLE, CAUSE, OFF, SECONDS = 0.97, 0.90, 0.95, 0.05, 5.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,6 +125,24 @@ def figures(outcomes: Sequence[SlowOutcome]) -> dict[str, Any]:
         },
         "wrong": [_row(one) for one in outcomes if _is_wrong(one)][:40],
     }  # fmt: skip
+
+
+def missed(found: dict[str, Any]) -> list[str]:
+    """The goals that figures do not reach."""
+    scale = found["scale"]
+    goals = {
+        f"precision {found['precision']} < {EXACT}": found["precision"] < EXACT,
+        f"recall from 1.2x on {found['recall_1.2_up']} < {EXACT}": found["recall_1.2_up"] < EXACT,
+        f"recall of 1.1x {found['recall']['1.1']} < {LITTLE}": found["recall"]["1.1"] < LITTLE,
+        f"cause {found['cause']} < {CAUSE}": found["cause"] < CAUSE,
+        f"{found['false_alarms_per_10_000_steps']} false alarms per 10,000 steps": found[
+            "false_alarms_per_10_000_steps"
+        ]
+        >= 1.0,
+        f"calibration error {found['calibration_error']} > {OFF}": found["calibration_error"] > OFF,
+        f"10,000 ranks: {scale}": not scale["is_right"] or scale["seconds"] > SECONDS,
+    }
+    return [text for text, is_missed in goals.items() if is_missed]
 
 
 def calibration_error(claims: Sequence[tuple[float, bool]]) -> float:

@@ -11,15 +11,19 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from headway.common.node.flight import FlightReader, FlightWriter
 from headway.common.node.flight_record import WAITING
 from headway.common.node.testing import wait_until
+from headway.common.plan.collectives import GroupKind
 from headway.common.plan.grid import Grid
 from headway.common.plan.schedule.actions import Kind
-from headway.common.wire.messages.health import AgentBeat, Verdict, WorkerSignals
+from headway.common.wire.messages.health import AgentBeat, Finding, Verdict, WorkerSignals
+from headway.common.wire.messages.summaries import GroupSum, StepSum, StepSummary
 from headway.health.config import HealthConfig
 from headway.health.detectors.slow import KEPT_EARLIER, _median_without
+from headway.health.diagnosis.of_verdict import diagnosis_of
 from headway.health.responses import response
 from headway.health.sources.flight import COMPUTE_STEPS, FlightSource
 from headway.health.state import MonitorState
@@ -60,6 +64,14 @@ class Training:
                     ranks = [rank for rank in (2 * node, 2 * node + 1) if rank < num_ranks]
                     self._note(self.state.on_beat(self._beat(node, ranks), self.now_s))
                 self._note(self.state.tick(self.now_s))
+        return self
+
+    def find(self, node: int, found: Finding) -> Training:
+        """One more beat of a node, with a finding."""
+        self.now_s += 0.5
+        ranks = [2 * node, 2 * node + 1]
+        beat = msgspec.structs.replace(self._beat(node, ranks), findings=(found,))
+        self._note(self.state.on_beat(beat, self.now_s))
         return self
 
     def begin_generation(self) -> None:
@@ -327,3 +339,51 @@ def test_a_look_takes_the_median_of_a_stage_once(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(statistics, "median", median)
     run.run(2, by_stage)
     assert sum(length > KEPT_EARLIER for length in counted) == 2 * 2, "of both stages, in two looks"
+
+
+def test_a_slow_rank_states_its_cause_and_its_first_slow_step() -> None:
+    run = training(PP2_DP2).run(SLOW_FROM + WITHIN, slow(1, 3.0))
+    [(_, verdict)] = run.told
+    facts = {one.name: one.value for one in verdict.evidence}
+    assert facts["cause"] == "compute"
+    found = diagnosis_of(verdict)
+    assert (found.kind, found.cause) == ("slow", "compute")
+    assert found.since_step == int(facts["since_step"])
+    assert abs(found.since_step - SLOW_FROM) <= COMPUTE_STEPS
+
+
+@pytest.mark.parametrize("is_before", [True, False])
+def test_a_finding_of_its_node_says_why_a_rank_is_slow(is_before: bool) -> None:
+    run = training(PP2_DP2).run(SLOW_FROM, by_stage)
+    hot = Finding(
+        rule="tcp_retransmits", source="net", file="/proc/net/snmp", offset=1,
+        line="12 % of the segments were sent again",
+    )  # fmt: skip
+    if is_before:
+        run.find(0, hot).run(WITHIN, slow(1, 3.0))
+    else:
+        run.run(WITHIN, slow(1, 3.0)).find(0, hot).run(2, slow(1, 3.0))
+    verdict = [one for _, one in run.told if one.kind == "slow_rank"][-1]
+    found = diagnosis_of(verdict)
+    assert found.cause == "network"
+    assert found.confidence == 0.9
+    assert "because: 12 % of the segments were sent again" in found.why
+
+
+def test_the_member_that_its_tensor_parallel_group_waits_for_is_named() -> None:
+    grid = Grid(tp=2, dp=2)
+    run = training(grid)
+    for rank, wait_us in ((0, 90_000), (1, 1_000)):
+        group = GroupSum(2 * GroupKind.TP, 0, 4, wait_us, 0, 0, 0)
+        step = StepSum(rank, 0, 16, 1, 0, 400_000, 300_000, 0, 0, 0, 0, 0, (group,))
+        run.state.on_steps(
+            StepSummary(run_id=RUN_ID, node=0, pid=1, boot_id="b", sequence=1, num_dropped=0,
+                        steps=(step,))
+        )  # fmt: skip
+
+    def times(step: int, rank: int) -> float:
+        return 0.6 if rank < 2 and step >= SLOW_FROM else 0.2
+
+    run.run(SLOW_FROM + WITHIN, times)
+    [(_, verdict)] = run.told
+    assert verdict.rank == 1

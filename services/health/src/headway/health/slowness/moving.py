@@ -14,7 +14,7 @@ LEAST_SPREAD = 0.03
 """Of the passes of replicas in one step: less is the jitter of a healthy machine."""
 LEAST_OF_ONE = 0.8
 """Of the time that all ranks lose by a part: then it is one rank's."""
-LEAST_SECOND = 0.2
+LEAST_SECOND = 0.12
 """Of the excess of the longest replica in a step that of the second has, if lengths differ."""
 SPIKE = 4.0
 """Standard deviations from which on a step of a rank is a spike."""

@@ -51,9 +51,9 @@ def parts_of(table: StepTable) -> Parts:
     excess: dict[Part, Floats] = {"own": known}
     for part in RECORDED:
         values = table.by_place(table.times[f"{part}_us"])
-        excess[part] = (values - _usual(values)) / base_us
+        excess[part] = np.asarray((values - _usual(values)) / base_us, np.float32)
     other = table.by_place(_unrecorded(table))
-    excess["other"] = (other - _of_stage(other)) / base_us
+    excess["other"] = np.asarray((other - _of_stage(other)) / base_us, np.float32)
     return Parts(excess, base_us, unit, stage_us)
 
 

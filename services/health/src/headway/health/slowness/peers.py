@@ -21,8 +21,8 @@ def median_of_others(values: Floats) -> Floats:
         np.take_along_axis(ordered, np.minimum(at + (at >= place), values.shape[-1] - 1), -1)
         for at in (low, high)
     ]
-    found = (pair[0] + pair[1]) / 2
-    found[(left < 1) | np.isnan(values)] = np.nan
+    found = np.asarray((pair[0] + pair[1]) / 2, np.float32)
+    found[np.isnan(values) | (left < 1)] = np.nan
     return found
 
 

@@ -1,0 +1,65 @@
+"""The summaries that a monitor has saved are read and judged, and damaged files are listed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from headway.common.plan.grid import Grid
+from headway.common.wire import codec
+from headway.common.wire.messages.summaries import StepSum, StepSummary
+from headway.health.client import diagnose_run
+from headway.health.store.summary_file import framed, write_summaries
+
+GRID = Grid(dp=4)
+SINCE = 20
+
+
+def messages(steps: range) -> Iterator[bytes]:
+    for step in steps:
+        for rank in range(4):
+            own_us = 150_000 if rank == 2 and step >= SINCE else 100_000
+            one = StepSum(rank, 0, step, step, 0, own_us + 9_000, own_us, 100, 0, 0, 0, 0, ())
+            yield codec.encode(
+                StepSummary(run_id="0badcafe", node=rank // 2, pid=1, boot_id="b", sequence=1,
+                            num_dropped=0, steps=(one,))
+            )  # fmt: skip
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """Two minutes of a run."""
+    for steps in (range(25), range(25, 50)):
+        write_summaries(tmp_path, framed(messages(steps)))
+    return tmp_path
+
+
+def test_the_summaries_of_a_run_show_who_slows_it(folder: Path) -> None:
+    done = diagnose_run(folder, folder, GRID)
+    [found] = done.found
+    assert (found.kind, found.cause, found.since_step) == ("slow", "compute", SINCE)
+    assert [str(one) for one in found.culprits] == ["rank 2 on node 1"]
+    assert done.is_wrong
+    assert "rank 2 computes slower than its peers: 1.50x" in done.lines[0]
+    assert len([what for what in done.read.values() if what == "summaries of steps"]) == 2
+
+
+def test_messages_that_were_kept_without_polars_are_read_too(tmp_path: Path) -> None:
+    (tmp_path / "summary-1.msgpack").write_bytes(framed(messages(range(50))))
+    [found] = diagnose_run(tmp_path, tmp_path, GRID).found
+    assert found.since_step == SINCE
+
+
+def test_a_damaged_file_is_listed_and_the_rest_is_judged(folder: Path) -> None:
+    (folder / "summary-00000000000000000000.parquet").write_bytes(b"PAR1 and no more")
+    (folder / "summary-00000000000000000001.msgpack").write_bytes(b"\x09\0\0\0cut")
+    done = diagnose_run(folder, folder, GRID)
+    assert [one.since_step for one in done.found] == [SINCE]
+    assert set(done.unread) == {
+        "summary-00000000000000000000.parquet", "summary-00000000000000000001.msgpack"
+    }  # fmt: skip
+
+
+def test_a_run_without_summaries_has_nothing_slow(tmp_path: Path) -> None:
+    assert not diagnose_run(tmp_path, tmp_path, GRID).is_wrong
