@@ -130,7 +130,7 @@ def _together(own: Floats) -> float | None:
         return None
     # of ranks, which no spike dominates
     pair = [_order(values[known]) for values in (first, second)]
-    return float(np.corrcoef(*pair)[0, 1])
+    return float(np.corrcoef(pair[0], pair[1])[0, 1])
 
 
 def _order(values: Floats) -> Floats:

@@ -63,7 +63,8 @@ def _of_parquet(path: Path) -> Rows:
         return rows[name].fill_null(-1).to_numpy().astype(np.int64)
 
     return Rows(
-        *(column(frame, name) for name in _KEYS),
+        column(frame, "node"), column(frame, "rank"),
+        column(frame, "generation"), column(frame, "step"),
         {name: column(frame, name) for name in TIMES},
         column(groups, "owner"), column(groups, "line"),
         {name: column(groups, name) for name in GROUPS},
@@ -88,7 +89,9 @@ def rows_of(messages: Iterator[StepSummary]) -> Rows:
 
     return Rows(
         ints([node for node, _ in steps]),
-        *(ints([getattr(one, name) for _, one in steps]) for name in _KEYS[1:]),
+        ints([one.rank for _, one in steps]),
+        ints([one.generation for _, one in steps]),
+        ints([one.step for _, one in steps]),
         {name: ints([getattr(one, name) for _, one in steps]) for name in TIMES},
         ints([owner for owner, _ in groups]),
         ints([one.line for _, one in groups]),
@@ -105,7 +108,10 @@ def _joined(parts: list[Rows]) -> Rows:
         return np.concatenate(values) if values else np.zeros(0, np.int64)
 
     return Rows(
-        *(joined([getattr(part, name) for part in parts]) for name in _KEYS),
+        joined([part.node for part in parts]),
+        joined([part.rank for part in parts]),
+        joined([part.generation for part in parts]),
+        joined([part.step for part in parts]),
         {name: joined([part.times[name] for part in parts]) for name in TIMES},
         joined([part.owner + offset for part, offset in zip(parts, before, strict=False)]),
         joined([part.line for part in parts]),

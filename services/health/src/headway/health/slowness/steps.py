@@ -43,7 +43,7 @@ class StepTable:
 
     grid: Grid
     is_grid_known: bool
-    """Else each rank counts as a stage of its own, as nothing tells who does the same work."""
+    """Else each rank counts as a stage of its own, as it is not known who does the same work."""
     steps: Ints
     nodes: Ints
     """By rank, -1 if unknown."""

@@ -56,7 +56,7 @@ def _straggler(
     one = spans[part]
     start, end = int(one.start[column]), int(one.end[column])
     excess = float(one.mean[column])
-    ranks = (column,)
+    ranks: tuple[int, ...] = (column,)
     if part == "own":
         ranks = _within(table, unit, start, end)
     also = [
