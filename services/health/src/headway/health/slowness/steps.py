@@ -109,6 +109,7 @@ def _groups(rows: Rows, row_of: Ints) -> dict[int, dict[str, Floats]]:
 
 
 def _filled(shape: tuple[int, ...], cells: tuple[Ints, ...], values: Ints) -> Floats:
+    """Negative times are of damaged rows, and count as unknown."""
     table = np.full(shape, np.nan, np.float32)
-    table[cells] = values
+    table[cells] = np.where(values >= 0, values, np.nan)
     return table
