@@ -121,7 +121,7 @@ def _steps(what: str | None, runs_dir: Path) -> Iterator[tuple[str, list[Step]]]
     """Name and steps of each trace in a folder, of a trace, or of a run.
 
     Raises:
-        InputError: there is none.
+        InputError: none was found.
     """
     from headway.console.analysis.actions import step_actions
     from headway.console.analysis.events import load_events
@@ -147,7 +147,13 @@ def _steps(what: str | None, runs_dir: Path) -> Iterator[tuple[str, list[Step]]]
 
 
 def _is_folder(what: str, runs_dir: Path) -> bool:
-    """Whether it is a folder that is no run."""
+    """Whether it is a folder other than a run's.
+
+    Raises:
+        InputError: it is a path that leads nowhere; names of runs contain no slash.
+    """
     path = Path(what)
+    if "/" in what and not path.exists():
+        raise InputError(f"{what} does not exist", remedy="check the path")
     is_run = any((folder / "run.json").exists() for folder in (runs_dir / what, path))
     return path.is_dir() and not is_run
