@@ -15,6 +15,7 @@ from dataclasses import replace
 import msgspec
 import pytest
 from headway.common.errors import DeadlineError, HeadwayError
+from headway.common.wire.messages.health import Evidence, Verdict
 from headway.console.live import follow, news
 from headway.console.live.follow import Follower
 from headway.console.live.news import News
@@ -22,6 +23,7 @@ from headway.console.live.progress import ProgressReader, clock, read_progress
 from headway.console.machine.peak import Peak
 from headway.console.run import Run
 from headway.console.testing import STEP_S, TOKENS, FakeRun
+from headway.health.client import brief_of
 from headway.testkit.journal import query
 
 PEAK = Peak("cpu", "made up", 2, {"bf16": 1e12, "fp32": 2e12}, waited=0.0)
@@ -262,6 +264,35 @@ def test_a_slow_rank_is_told_in_watch_and_status_and_so_is_its_end(fake: FakeRun
     fake.verdict("slow_rank", is_open=False, finding=over)
     assert [line for _, line in reader.read()] == [over]
     assert progress.read().findings == read_progress(fake.run).findings == ()
+
+
+def test_a_hung_rank_is_shown_in_five_lines_with_what_was_done(fake: FakeRun) -> None:
+    stack = Evidence(source="stack", name="where", value="shards.py:88 read < loader.py:121 load")
+    why = Evidence(source="flight", name="why", value="it never began sum 2041 of the dp group")
+    waiting = Evidence(source="flight", name="ranks_waiting", value="7")
+    verdict = Verdict(
+        id="silence", revision=0, kind="silence", cause="host_stall", is_open=True, run_id="r",
+        subject="rank", node=0, rank=1, confidence=0.8, remedy="replace the worker",
+        alternatives=(("another reason", 0.2),), since_unix_s=time.time() - 600,
+        since_error_s=0.5, evidence=(why, stack, waiting),
+    )  # fmt: skip
+    progress = ProgressReader(fake.run)
+    fake.verdict("silence", is_open=True, diagnosis=brief_of(verdict))
+    fake.note("verdict_answered", id="silence", taken="replaced worker n0w1 of rank 1")
+    [found] = progress.read().findings
+    lines = found.splitlines()
+    assert re.fullmatch(
+        r"rank 1 on node 0 holds up the run since [\d:]{8} UTC \(10 min\): "
+        "it never began sum 2041 of the dp group",
+        lines[0],
+    )
+    assert lines[1:] == [
+        "where  shards.py:88 read < loader.py:121 load; 7 ranks wait for it",
+        "sure   0.80; or another reason (0.20); done: replaced worker n0w1 of rank 1",
+        "do     replace the worker",
+    ]
+    fake.verdict("silence", is_open=False)
+    assert progress.read().findings == ()
 
 
 def test_a_terminal_gets_a_bar_that_ends_complete(fake: FakeRun) -> None:

@@ -137,10 +137,14 @@ class FakeRun:
         """Leave the generation and resume from step ``back_to`` in the next."""
         self._do(lambda: self._recover(reason, self.step if back_to is None else back_to))
 
-    def verdict(self, kind: str, *, is_open: bool, **more: str) -> None:
+    def verdict(self, kind: str, *, is_open: bool, **more: Any) -> None:
         """Journal a verdict of the monitor about rank 1, or that it is withdrawn."""
         fields = {"id": kind, "kind": kind, "node": 0, "rank": 1, "remedy": "wait", **more}
-        self._do(lambda: self._log("verdict", is_open=is_open, **fields))
+        self.note("verdict", is_open=is_open, **fields)
+
+    def note(self, event: str, **fields: Any) -> None:
+        """Journal an event."""
+        self._do(lambda: self._log(event, **fields))
 
     def finish(self, outcome: str = "finished") -> None:
         """End the run: outcome in the journal, executors and driver gone."""
