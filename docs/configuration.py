@@ -68,6 +68,7 @@ ENVIRONMENT = {
     "HEADWAY_SHM_ROOT": "Folder for shared memory, instead of one below `/dev/shm` per user.",
     "HEADWAY_SOCK_ROOT": "Folder for sockets, instead of one below `/tmp` per user. Keep it short.",
     "HEADWAY_KMSG": "A file of kernel lines that agents read instead of `/dev/kmsg`.",
+    "HEADWAY_NOTIFY": "Web addresses, separated by spaces, that a monitor sends verdicts to.",
     "HEADWAY_SYSFS_ROOT": "The counters of NICs and interfaces that agents read instead of `/sys`.",
     "HEADWAY_NVML": "The library that agents use instead of the driver's `libnvidia-ml.so.1`.",
     "HEADWAY_RUN_ID": "Set by the launcher in every process of a run: the run it belongs to.",

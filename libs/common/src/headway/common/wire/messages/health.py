@@ -324,8 +324,8 @@ class Verdict(Message, tag="health.verdict/2"):
     subject: VerdictSubject = "domain"
     """What is at fault."""
     name: str = ""
-    """Which one: of a GPU its PCI address, of an adapter's port ``mlx5_0/1``, of a service
-    ``dataloader``, of a pair or a domain its members; empty if ``rank`` or ``node`` says it."""
+    """Which one, such as ``mlx5_0/1``, the PCI address of a GPU, or the members of a pair; empty if
+    rank or node say it."""
     node: int
     """-1 if no node is meant."""
     rank: int = -1
