@@ -40,7 +40,7 @@ def read_steps(path: Path) -> dict[int, Step]:
     """The steps of a trace.
 
     Raises:
-        InputError: it is no such trace, or cannot be read.
+        InputError: it is not such a trace, or cannot be read.
     """
     try:
         frame = pl.read_parquet(path)
@@ -48,7 +48,7 @@ def read_steps(path: Path) -> dict[int, Step]:
         raise InputError(f"{path} cannot be read: {error}", remedy="copy it again") from error
     if lacking := COLUMNS - set(frame.columns):
         raise InputError(
-            f"{path} is no trace of steps: it lacks {', '.join(sorted(lacking))}",
+            f"{path} is not a trace of steps: it lacks {', '.join(sorted(lacking))}",
             remedy="use one of StragglerAnalysis",
         )
     times = frame.select(pl.col("start_ts", "duration").cast(pl.Float64, strict=False))

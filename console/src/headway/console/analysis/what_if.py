@@ -68,7 +68,7 @@ def what_if(steps: Iterable[Step]) -> WhatIf:
     """Replay steps as they were, without stragglers, and without those of each subject.
 
     Raises:
-        ValueError: there is no step, or one cannot be replayed.
+        ValueError: there are no steps, or one cannot be replayed.
     """
     recorded = list(steps)
     if not recorded:

@@ -74,7 +74,7 @@ class Rule(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     names_nobody: bool = False
     """Its line does not show which rank or node it is about, whichever has printed it."""
     symptom: bool = False
-    """It follows another error of the same subject, and is no verdict of its own then."""
+    """It follows another error of the same subject, and is not a verdict of its own then."""
     bad: tuple[str, ...] = ()
     """Lines that this rule must match."""
     good: tuple[str, ...] = ()

@@ -92,7 +92,7 @@ def _held_up(line: int, number: int, rows: dict[int, GroupRow]) -> Unfinished | 
 
 
 def _awaits_message(rows: dict[int, GroupRow]) -> bool:
-    """Whether a receiver waits for what its sender has not sent: one posted ahead is no wait."""
+    """Whether a receiver waits for what its sender has not sent: one posted ahead is not a wait."""
     received = [row for row in rows.values() if row.line & 1]
     sent = [row for row in rows.values() if not row.line & 1]
     return bool(received and sent) and received[0].done == sent[0].entered < received[0].entered

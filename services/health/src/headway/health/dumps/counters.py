@@ -49,7 +49,7 @@ _FOLDERS: Final = frozenset(
         "post",
     )
 )
-"""Folders of a copied tree that are no hosts."""
+"""Folders of a copied tree that are not hosts."""
 _PERF_NAMES: Final = {
     "LinkDownedCounter": LINK_DOWN, "SymbolErrorCounter": "symbol_error",
     "LinkErrorRecoveryCounter": "link_error_recovery", "PortRcvErrors": "port_rcv_errors",

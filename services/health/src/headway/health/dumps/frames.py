@@ -29,7 +29,7 @@ _PACKAGES: Final = frozenset((
     "torchtext", "torchvision", "tqdm", "transformer_engine", "transformers", "triton", "typer",
     "urllib3", "wandb", "webdataset", "xformers", "zarr", "zmq",
 ))  # fmt: skip
-"""First folder of short paths that are no user's code."""
+"""First folder of short paths that are not a user's code."""
 
 
 @dataclass(frozen=True, slots=True)

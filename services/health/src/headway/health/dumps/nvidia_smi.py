@@ -56,7 +56,7 @@ class GpuSample:
     """By query, such as ``power.draw``: watts, megahertz, percent, mebibytes, degrees; flags and
     masks as numbers."""
     problems: Mapping[str, str]
-    """By query, what was printed in place of a value and is no plain absence, such as
+    """By query, what was printed in place of a value and is not a plain absence, such as
     ``GPU requires reset``."""
 
 

@@ -55,7 +55,7 @@ class RankPlace:
 
 
 def columns_of(line: str) -> dict[str, int]:
-    """The places of the columns that a header names; empty if it is no header of such a table."""
+    """The places of the columns that a header names; empty of any other line."""
     cells = [
         re.sub(r"[\s-]+", "_", cell.strip().lower()) for cell in _cells(line.strip().lstrip("#"))
     ]

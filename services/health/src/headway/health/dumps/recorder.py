@@ -24,7 +24,7 @@ _MESSAGE = re.compile(r"(?P<op>send|recv)\s+(?P<own>\d+)(?P<arrow>->|<-)(?P<othe
 
 
 class DumpError(ValueError):
-    """A file that is no dump of a flight recorder, or a damaged one."""
+    """A file that is not a dump of a flight recorder, or a damaged one."""
 
 
 @dataclass(frozen=True, slots=True)

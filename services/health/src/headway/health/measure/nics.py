@@ -15,7 +15,7 @@ def nics(sysfs: Path = SYSFS) -> dict[str, str]:
     """Name -> address of each interface that is up, without loopback and link-local addresses.
 
     Interfaces with a device behind them are preferred; only where there is none, as inside a
-    container, the others count too. So bridges of container engines are no NICs of the machine.
+    container, the others count too. So bridges of container engines are not NICs of the machine.
     """
     stats = psutil.net_if_stats()
     found = {

@@ -52,7 +52,7 @@ def unframed(content: bytes) -> Iterator[StepSummary]:
             yield _SUMMARY.decode(body)
         except (struct.error, msgspec.MsgspecError) as error:
             raise CorruptError(
-                f"bytes from {at} on are no summary: {error}", remedy="remove the file"
+                f"bytes from {at} on are not a summary: {error}", remedy="remove the file"
             ) from error
         at += LENGTH.size + length
 
