@@ -160,7 +160,7 @@ class Episodes:
             remedy=advice.remedy,
             confidence=advice.confidence,
             cause=cause or known.cause,
-            evidence=self._with(known.evidence, why),
+            evidence=self._with(known.evidence, *why),
         )
 
     def add(self, key: Key, why: Evidence) -> list[Verdict]:
@@ -196,8 +196,8 @@ class Episodes:
         )
         return [self._open[key]]
 
-    def _with(self, rows: tuple[Evidence, ...], why: Evidence) -> tuple[Evidence, ...]:
-        return (*rows, *_dated((why,), self._clock_s()))
+    def _with(self, rows: tuple[Evidence, ...], *why: Evidence) -> tuple[Evidence, ...]:
+        return (*rows, *_dated(why, self._clock_s()))
 
     def _put(self, key: Key, verdict: Verdict) -> None:
         self._open[key] = verdict

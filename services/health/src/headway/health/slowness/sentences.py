@@ -4,13 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from headway.health.diagnosis.diagnosis import (
-    Cause,
-    Diagnosis,
-    Observation,
-    Subject,
-    ranks_in_words,
-)
+from headway.common.wire.messages.health import Cause
+from headway.health.diagnosis.diagnosis import Diagnosis, Observation, Subject, ranks_in_words
 from headway.health.slowness.findings import Slowness
 from headway.health.slowness.steps import StepTable
 
