@@ -225,5 +225,5 @@ def alarms(verdicts: Iterable[Verdict]) -> list[Verdict]:
 
 def class_of(verdict: Verdict) -> str:
     """The kind of a verdict, or the cause that an unexplained hang states."""
-    causes = [one.value for one in verdict.evidence if one.name == "cause"]
-    return causes[0] if causes and verdict.kind == "unexplained_hang" else verdict.kind
+    is_stated = verdict.kind == "unexplained_hang" and verdict.cause != "unknown"
+    return verdict.cause if is_stated else verdict.kind
