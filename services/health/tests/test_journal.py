@@ -7,13 +7,15 @@ import os
 import resource
 import signal
 from pathlib import Path
+from typing import get_args
 
 import pytest
 from headway.common.errors import ConfigError, InputError
 from headway.common.wire.keys import KeyPair
-from headway.common.wire.messages.health import Verdict
+from headway.common.wire.messages.health import Verdict, VerdictKind
 from headway.common.wire.server import Server
 from headway.health.announce import Address, FollowedPeer, announce, read_address
+from headway.health.causes import CAUSES
 from headway.health.client import begin_life, verdicts_of
 from headway.health.config import HealthConfig
 from headway.health.journal import VerdictFile, read_verdicts
@@ -184,3 +186,18 @@ def test_verdicts_of_another_version_are_refused_by_name(tmp_path: Path) -> None
     path.write_text('{"t":"health.verdict/1","id":"worker:0:1:2:3#1","revision":0,"node":0}\n')
     with pytest.raises(InputError, match=r"health\.verdict/1, this one writes health\.verdict/2"):
         read_verdicts(path)
+
+
+def test_verdicts_of_another_version_are_set_aside_where_a_run_begins_anew(tmp_path: Path) -> None:
+    path = tmp_path / "verdicts.jsonl"
+    line = '{"t":"health.verdict/1","id":"worker:0:1:2:3#1","revision":0,"node":0}\n'
+    path.write_text(line)
+    for _ in range(2):
+        begin_life(tmp_path, tmp_path, "*.log", tmp_path)
+        assert verdicts_of(tmp_path) == []
+        [older] = tmp_path.glob("verdicts-*.jsonl")
+        assert older.read_text() == line
+
+
+def test_each_kind_of_verdict_has_a_cause() -> None:
+    assert set(CAUSES) == set(get_args(VerdictKind))

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import structlog
 from headway.common.plan.grid import Grid
 from headway.common.wire.messages.health import Evidence, Verdict
 from headway.health.announce import read_address
@@ -17,13 +18,15 @@ from headway.health.diagnosis.of_verdict import diagnosis_of
 from headway.health.diagnosis.wait_for import Holdup
 from headway.health.diagnosis.waiting import WaitGraph, wait_graph
 from headway.health.diagnosis.words import lines_of, short_lines
-from headway.health.journal import close_open, newest_revisions, read_verdicts
+from headway.health.journal import close_open, newest_revisions, read_verdicts, set_aside
 from headway.health.responses import OBSERVE, STOP_RUN, reason, response
 from headway.health.rule_files import with_own
 from headway.health.runner import CheckResult, run_suite
 from headway.health.sources import kernel_journal, kernel_log
 from headway.health.sources.train_log import CURSOR_FILE, mark_read
 from headway.health.store.child import Saving
+
+_log = structlog.get_logger(__name__)
 
 __all__ = [
     "OBSERVE",
@@ -55,7 +58,7 @@ BRIEF = (
     "kind", "cause", "summary", "where", "why", "do", "confidence", "alternatives", "done",
     "since", "since_error_s",
 )  # fmt: skip
-"""Fields of a diagnosis that tell people what is wrong."""
+"""Fields of a diagnosis that are shown to people."""
 
 
 def run_checks(
@@ -204,7 +207,8 @@ def begin_life(shm_dir: Path, logs: Path, log_pattern: str, control: Path | None
 
     Args:
         control: folder of ``verdicts.jsonl``, on the node that leads the start: what is open in it
-            is closed, since the processes that it is about have ended.
+            is closed, since the processes that it is about have ended. One that another version
+            wrote is renamed.
 
     Raises:
         InputError, OSError: a file cannot be written.
@@ -216,4 +220,6 @@ def begin_life(shm_dir: Path, logs: Path, log_pattern: str, control: Path | None
     finally:
         if control is not None:
             why = Evidence(source="beat", name="ended", value="the run was started again")
+            if (older := set_aside(control / "verdicts.jsonl")) is not None:
+                _log.warning("verdicts of another version were moved away", to=str(older))
             close_open(control / "verdicts.jsonl", why)

@@ -68,11 +68,15 @@ class VerdictFile:
         self._is_torn = size > 0 and os.pread(self._fd, 1, size - 1) != b"\n"
 
 
+class OtherVersionError(InputError):
+    """Another version of Headway wrote the file."""
+
+
 def read_verdicts(path: Path) -> list[Verdict]:
     """Every revision in order; none without a file. Lines torn by a kill are skipped.
 
     Raises:
-        InputError: another version of Headway wrote verdicts to it.
+        OtherVersionError: another version of Headway wrote verdicts to it.
     """
     try:
         lines = path.read_bytes().splitlines()
@@ -85,7 +89,7 @@ def read_verdicts(path: Path) -> list[Verdict]:
         except msgspec.MsgspecError:
             found = _TAG.search(line)
             if found and found[1] != _OWN_TAG:
-                raise InputError(
+                raise OtherVersionError(
                     f"{path} contains verdicts of another version of Headway "
                     f"({found[1].decode()}, this one writes {_OWN_TAG.decode()})",
                     remedy="use the version that wrote them, or move the file away",
@@ -99,6 +103,20 @@ def newest_revisions(verdicts: list[Verdict]) -> list[Verdict]:
     for verdict in verdicts:
         newest[verdict.id] = verdict
     return list(newest.values())
+
+
+def set_aside(path: Path) -> Path | None:
+    """Rename a file that another version of Headway wrote; returns its new name, else None.
+
+    Raises:
+        OSError: it cannot be read or renamed.
+    """
+    try:
+        read_verdicts(path)
+    except OtherVersionError:
+        older = path.with_name(f"{path.stem}-{time.time():.0f}{path.suffix}")
+        return path.replace(older)
+    return None
 
 
 def close_open(path: Path, why: Evidence) -> int:
