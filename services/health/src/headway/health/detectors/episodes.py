@@ -163,14 +163,6 @@ class Episodes:
             evidence=self._with(known.evidence, *why),
         )
 
-    def add(self, key: Key, why: Evidence) -> list[Verdict]:
-        """Add a fact to an open verdict, such as who suffers from it."""
-        known = self._open.get(key)
-        if known is None or any((row.name, row.value) == (why.name, why.value)
-                                for row in known.evidence):  # fmt: skip
-            return []
-        return self._revise(key, evidence=self._with(known.evidence, why))
-
     def note_taken(self, key: Key, taken: str) -> list[Verdict]:
         """Record in an open verdict what was done about it."""
         return self._revise(key, taken=taken)

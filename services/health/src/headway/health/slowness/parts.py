@@ -79,6 +79,6 @@ def _unrecorded(table: StepTable) -> Floats:
     for name in ("own_us", "data_us", "snapshot_us", "collection_us", "norm_us", "optimizer_us"):
         left -= times[name]
     for line, sums in table.groups.items():
-        if GroupKind(line >> 1) not in _IN_OTHERS:
+        if line >> 1 not in _IN_OTHERS:
             left -= np.nan_to_num(sums["wait_us"])
     return left
