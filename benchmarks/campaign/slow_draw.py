@@ -43,7 +43,7 @@ class Draw:
     factor: float = 1.0
     """How many times as long the passes of a step seem to take."""
     rank: int = -1
-    """-1 of what is no rank's."""
+    """-1 where no rank is at fault."""
     stage: int = -1
     since: int = 0
     """Of the steps that are played."""

@@ -53,7 +53,7 @@ def is_long(verdict: Mapping[str, Any]) -> bool:
 
 
 def sentence(verdict: Mapping[str, Any]) -> str:
-    """What the event of a verdict tells people: five lines of what slows or holds up the run."""
+    """A verdict's event in words: five lines if it slows or holds up the run, else one."""
     if not is_long(verdict):
         return str(verdict["finding"])
     from headway.health.client import brief_text  # takes a moment, and most runs are well

@@ -127,7 +127,7 @@ def _growth_rows(evidence: Evidence, host: str) -> tuple[Observation, ...]:
 
 
 def _blamed(evidence: Evidence) -> dict[str, set[str]]:
-    """Host (its address where no line tells the host) -> the hosts whose errors name it."""
+    """Host (its address where no line names the host) -> the hosts whose errors name it."""
     owners = _owners(evidence)
     found: dict[str, set[str]] = defaultdict(set)
     for log in evidence.logs.values():
@@ -140,7 +140,7 @@ def _blamed(evidence: Evidence) -> dict[str, set[str]]:
 
 
 def _owners(evidence: Evidence) -> dict[str, str]:
-    """Address -> host, as tables of ranks and the ends of connections tell."""
+    """Address -> host, from tables of ranks and the ends of connections."""
     owners = {one.address: one.host for one in evidence.places.values() if one.address}
     for log in evidence.logs.values():
         for line in log.transport.lines:

@@ -13,7 +13,7 @@ class Slowness:
 
     cause: Cause
     ranks: tuple[int, ...]
-    """One of them or all of them, as ``is_one_of`` says; empty if it is no rank's."""
+    """One of them or all of them, as ``is_one_of`` says; empty if no rank is to blame."""
     excess: float
     """Time lost as a share of the usual time of the passes."""
     since: int | None
