@@ -141,6 +141,8 @@ def test_killed_monitor_and_agent_and_a_new_driver_lose_and_repeat_nothing(bench
         (bench.root / "monitor.json").unlink()
         bench.monitor(), bench.agent()
         bench.wait_for_ranks(1)
+        # until then it is repeated, and the new driver would get the answered revision as well
+        bench.wait(lambda: [one.revision for one in verdicts_of(bench.root)] == [1], "an answer")
         bench.verdicts.clear()
         bench.driver()  # a new driver rewrites its file and must learn what stands, and only that
         bench.wait(lambda: bool(bench.verdicts), "what stands")

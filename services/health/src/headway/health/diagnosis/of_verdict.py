@@ -11,7 +11,7 @@ _HANGS: frozenset[VerdictKind] = frozenset(
 _WHAT: dict[VerdictKind, str] = {
     "silence": "holds up the run", "stopped": "was stopped", "crash": "has ended",
     "unexplained_hang": "no rank moves, and none can be blamed for certain",
-    "data_stall": "gets no data", "node_silent": "does not report",
+    "data_stall": "gets no data", "node_silent": "does not report", "slow_rank": "is slow",
     "fabric_cut": "reaches nobody", "fabric_split": "some nodes do not reach each other",
 }  # fmt: skip
 """What is said of a subject; of other kinds their name is."""
