@@ -33,6 +33,13 @@ def check_address(url: str, place: int) -> None:
         raise ConfigError(f"{name}: its scheme is {scheme}, not http or https", remedy=remedy)
     if not parts.hostname or not has_port:
         raise ConfigError(f"{name} names no host", remedy=remedy)
+    from urllib3.exceptions import LocationParseError  # takes a tenth of a second
+    from urllib3.util import parse_url
+
+    try:
+        parse_url(url)
+    except LocationParseError:
+        raise ConfigError(f"{name} has a host that is not valid", remedy=remedy) from None
     if any(letter.isspace() or not letter.isprintable() for letter in url):
         raise ConfigError(f"{name} contains a space", remedy="write it as %20")
 

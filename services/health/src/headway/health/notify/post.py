@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 from typing import Final
 from urllib.parse import unquote
 
@@ -40,7 +41,8 @@ def post(url: str, body: bytes, key: str, limit_s: float) -> None:
     parts = urllib3.util.parse_url(url)
     headers = {"Content-Type": "application/json", "Idempotency-Key": key}
     if parts.auth:
-        headers |= urllib3.util.make_headers(basic_auth=unquote(parts.auth))
+        token = base64.b64encode(unquote(parts.auth).encode()).decode()
+        headers["Authorization"] = f"Basic {token}"
     where = parts._replace(auth=None, fragment=None).url
     limits = urllib3.Timeout(connect=CONNECT_S, read=limit_s)
     try:
@@ -50,6 +52,8 @@ def post(url: str, body: bytes, key: str, limit_s: float) -> None:
     except (urllib3.exceptions.HTTPError, OSError) as error:
         name = type(error).__name__
         raise NotDelivered(_REASONS.get(name, f"{name}")) from None
+    except Exception as error:  # another try would fail alike, and hold up all that wait
+        raise Refused(f"it cannot be sent ({type(error).__name__})") from None
     if 200 <= answer.status < 300:
         return
     if answer.status in _PASSING or answer.status >= 500:

@@ -7,6 +7,7 @@ counted. An outage is one line in the log, and its end another.
 
 from __future__ import annotations
 
+import hashlib
 import threading
 import time
 from collections.abc import Iterable
@@ -114,18 +115,19 @@ class Webhook:
             ]:
                 self._drop(name)
             if not self._waiting:
+                self._pause_s = 0.0  # else ``put`` would leave the next one to a call never made
                 return None
             name, waiting = next(iter(self._waiting.items()))
         verdict = waiting.verdict
         try:
-            key = f"{verdict.run_id}/{verdict.id}/{verdict.revision}"
-            post(self._url, body_of(verdict), key, self._answer_s)
+            post(self._url, body_of(verdict), _key(verdict), self._answer_s)
         except NotDelivered as error:
             self._fail(str(error))
             self._pause_s = min(max(self._first_pause_s, 2 * self._pause_s), LONGEST_PAUSE_S)
             return self._pause_s
         except Refused as error:
             self._fail(str(error))
+            self._pause_s = 0.0
             with self._lock:
                 if self._waiting.get(name) is waiting:
                     self._drop(name)
@@ -157,6 +159,12 @@ class Webhook:
                 after_s=round(lasted_s, 1),
                 dropped=self.num_dropped - self._dropped_before,
             )
+
+
+def _key(verdict: Verdict) -> str:
+    """The same for every try of one revision; a header may hold ASCII letters only."""
+    name = f"{verdict.run_id}/{verdict.id}/{verdict.revision}"
+    return hashlib.sha256(name.encode()).hexdigest()
 
 
 def body_of(verdict: Verdict) -> bytes:
