@@ -149,6 +149,19 @@ class _Call:
         return (print, ("a dump must not run anything",))
 
 
+def _nested(depth: int) -> list[Any]:
+    """Lists in each other."""
+    return [_nested(depth - 1)] if depth else []
+
+
+def _shared(depth: int) -> list[Any]:
+    """A few bytes that are 2 to the power of ``depth`` items when written out."""
+    value: list[Any] = [1]
+    for _ in range(depth):
+        value = [value, value]
+    return value
+
+
 @pytest.mark.parametrize(
     ("content", "words"),
     [
@@ -160,8 +173,25 @@ class _Call:
         (b'{"entries": [{"profiling_name": "nccl:x", "collective_seq_id": Infinity}]}', "version"),
         (pickle.dumps({"entries": [entry(1, 10**30)]}), "no known version"),
         (pickle.dumps({"entries": [entry(1, 2, input_sizes=[[10**3000] * 9])]}), "no known"),
+        (pickle.dumps({"entries": [entry(1, 2, profiling_name=_nested(200))]}), "a name of type"),
+        (pickle.dumps({"entries": [], "pg_config": {"0": {"ranks": _shared(40)}}}), "not ranks"),
+        (b'{"entries": [], "pg_config": {"0": {"ranks": "[1, [2]]"}}}', "not ranks"),
+        (b'{"entries": [], "rank": 20261127}', "is it a date"),
     ],
-    ids=["class", "empty", "cut", "entry", "other", "infinite", "huge", "size"],
+    ids=[
+        "class",
+        "empty",
+        "cut",
+        "entry",
+        "other",
+        "infinite",
+        "huge",
+        "size",
+        "nested",
+        "shared",
+        "members",
+        "date",
+    ],
 )
 def test_what_is_no_dump_is_refused_by_name(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], content: bytes, words: str

@@ -10,16 +10,19 @@ import io
 import json
 import pickle
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from headway.health.dumps.names import host_of_name, rank_of_name
 
 MAX_BYTES = 1 << 30
 MAX_NUMBER = 1 << 62
 """Larger numbers are damage: of ranks, sequences, sizes and times in nanoseconds alike."""
+MAX_RANK = 1 << 20
+"""Ten times the ranks of the largest jobs; every rank below the highest takes memory."""
 _MESSAGE = re.compile(r"(?P<op>send|recv)\s+(?P<own>\d+)(?P<arrow>->|<-)(?P<other>\d+)")
 
 
@@ -108,8 +111,7 @@ def read_dump(path: Path) -> Dump:
         enqueued, completed = _status(value.get("pg_status"))
     except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError) as error:
         raise DumpError(f"an entry that no known version writes: {error!r}") from error
-    names = [str(one.get("profiling_name", "")) for one in value["entries"]]
-    is_nccl = not any(name.startswith("gloo:") for name in names)
+    is_nccl = not any(one["profiling_name"].startswith("gloo:") for one in value["entries"])
     return Dump(rank, host, entries, members, enqueued, completed, is_nccl)
 
 
@@ -129,13 +131,15 @@ def _rank(path: Path, value: dict[str, Any]) -> int:
     rank = rank_of_name(path.name)
     if isinstance(known, int) and not isinstance(known, bool):
         rank = known
-    if not 0 <= rank < MAX_NUMBER:
+    if rank < 0:
         raise DumpError("its name has no rank, as nccl_trace_rank_5 has")
+    if rank > MAX_RANK:
+        raise DumpError(f"rank {rank} is more than any job has: is it a date?")
     return rank
 
 
 def _entry(value: dict[str, Any]) -> Entry:
-    name = str(value["profiling_name"])
+    name = _text(value["profiling_name"])
     group, description = _group(value)
     message = _MESSAGE.search(name)
     source = destination = -1
@@ -157,6 +161,13 @@ def _entry(value: dict[str, Any]) -> Entry:
         source,
         destination,
     )
+
+
+def _text(value: object) -> str:
+    """A name; what else may stand there can be nested without end."""
+    if not isinstance(value, str):
+        raise TypeError(f"a name of type {type(value).__name__}")
+    return value
 
 
 def _operation(name: str) -> str:
@@ -199,15 +210,21 @@ def _members(config: object) -> dict[str, tuple[int, ...]]:
     found = {}
     for key, value in config.items():
         ranks = value.get("ranks", "[]")
-        text = ranks if isinstance(ranks, str) else json.dumps(list(ranks))
-        found[str(key)] = _ranks(text)
+        found[str(key)] = _ranks_of(ranks) if isinstance(ranks, str) else _checked(ranks)
     return found
 
 
 @lru_cache(maxsize=1 << 12)
-def _ranks(text: str) -> tuple[int, ...]:
+def _ranks_of(text: str) -> tuple[int, ...]:
     """The members of a group; of one that many dumps list, one object for all of them."""
-    return tuple(map(int, json.loads(text)))
+    return _checked(json.loads(text))
+
+
+def _checked(members: Iterable[object]) -> tuple[int, ...]:
+    members = tuple(members)
+    if not all(isinstance(one, int) and 0 <= one <= MAX_RANK for one in members):
+        raise ValueError("a group's members are not ranks")
+    return cast(tuple[int, ...], members)
 
 
 def _status(status: object) -> tuple[dict[int, int], dict[int, int]]:

@@ -147,6 +147,9 @@ def _read(
     except (DumpError, OSError, ValueError) as error:
         found.unread[name] = str(error)
         return
+    except (RecursionError, MemoryError) as error:  # one damaged file must not hide all others
+        found.unread[name] = f"it is damaged: {type(error).__name__}"
+        return
     found.read[name] = what
 
 
