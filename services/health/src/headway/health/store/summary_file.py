@@ -18,7 +18,7 @@ from pathlib import Path
 
 import msgspec
 import structlog
-from headway.common.errors import CorruptError
+from headway.common.errors import CorruptError, HeadwayError
 from headway.common.log import setup
 from headway.common.node.files import make_private_folder, replace_file
 from headway.common.wire.messages.summaries import StepSum, StepSummary
@@ -112,7 +112,7 @@ def main(arguments: list[str]) -> int:
         write_summaries(given.folder, sys.stdin.buffer.read())
         if given.keep_bytes > 0:
             keep_to(given.keep_bytes, summary_files(given.folder), given.verdicts)
-    except (OSError, CorruptError) as error:
+    except (OSError, HeadwayError) as error:
         _log.error("summaries of steps are not saved", reason=str(error))
         return 1
     return 0
