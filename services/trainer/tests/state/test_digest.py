@@ -51,10 +51,21 @@ def test_it_does_not_depend_on_the_size_of_pieces_nor_on_threads(
 ) -> None:
     values = _bits(1, 100_000)
     wanted = int(digest(values))
-    python = sum((2 * at + 1) * word for at, word in enumerate(values.tolist())) % (1 << 64)
+    mixed = [word ^ (word >> 29) for word in values.tolist()]
+    python = sum((2 * at + 1) * word for at, word in enumerate(mixed)) % (1 << 64)
     assert wanted % (1 << 64) == python
     monkeypatch.setattr(digests, "CPU_WORDS", 777)
     assert int(digest(values)) == wanted
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_two_signs_that_flip_do_not_cancel(dtype: torch.dtype) -> None:
+    step = 8 // dtype.itemsize  # the uppermost bit of a word is the sign of its last value
+    for other in range(2, 64):
+        values = torch.ones(64 * step, dtype=dtype)
+        before = int(digest(values))
+        values[[step - 1, other * step - 1]] = -1.0
+        assert int(digest(values)) != before
 
 
 def test_swapped_values_are_different() -> None:

@@ -1,8 +1,10 @@
 """A number that shows whether two tensors hold the same bits, cheap on every device.
 
 It is the sum of all 64-bit words, each times an odd number that grows with its position, modulo
-2^64. An odd factor loses no bit, so any single bit that differs changes the sum. Additions modulo
-2^64 may be made in any order and in pieces: every device gives the same number.
+2^64. An odd factor loses no bit, so any single bit that differs changes the sum. Before, each word
+is mixed with its own upper bits, which no two words share: otherwise sign bits that flip in two
+words would add 2^63 twice, which is nothing. Additions modulo 2^64 may be made in any order and in
+pieces: every device gives the same number.
 """
 
 from __future__ import annotations
@@ -32,7 +34,8 @@ def digest(values: torch.Tensor, first: int = 0) -> torch.Tensor:
     total = torch.zeros((), dtype=torch.int64, device=values.device)
     for start in range(0, len(words), size):
         piece = words[start : start + size]
-        total += (piece * factors[: len(piece)]).sum() + 2 * (first + start) * piece.sum()
+        mixed = piece ^ (piece >> 29)
+        total += (mixed * factors[: len(piece)]).sum() + 2 * (first + start) * mixed.sum()
     return total
 
 
