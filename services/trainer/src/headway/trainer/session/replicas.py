@@ -48,8 +48,12 @@ class Replicas:
             return ""
         if damage_at("worker.weights", step=step, rank=self._context.rank):
             flip_largest(self._context.flats[0].params)
-        with self._context.recorder.record(Kind.NORM, step=step, flags=WAITING):
-            found = [*self._parameters(), *self._masters()]  # each has its own collectives
+        # recorded as what it waits in, so that a peer that hangs is found in the tables of groups
+        recorder = self._context.recorder
+        with recorder.record(Kind.ALL_GATHER, step=step, flags=WAITING):
+            found = self._parameters()
+        with recorder.record(Kind.TENSOR_PARALLEL, step=step, flags=WAITING):
+            found += self._masters()
         return found[0] if found else ""
 
     def _parameters(self) -> list[str]:
