@@ -5,6 +5,9 @@ moves, and is judged twice: as a scene, by the wait-for graph alone, and by the 
 through the whole state of a monitor. ``clean`` are healthy runs with pauses, ``scale`` is the time
 for 12,288 ranks. ``slow`` are runs with and without stragglers, judged by the summaries of their
 steps, with the time for 10,000 ranks.
+
+Two parts run only if they are named: ``real`` injects faults into real runs of this machine, and
+``peers`` gives recorders' dumps with known truth to other tools.
 """
 
 from __future__ import annotations
@@ -18,9 +21,13 @@ from benchmarks.campaign import clean, scale, slow, slow_scale
 from benchmarks.campaign.judged import judge_scene
 from benchmarks.campaign.live import judge_live
 from benchmarks.campaign.outcome import Outcome, figures
+from benchmarks.campaign.peers import side_by_side
+from benchmarks.campaign.real import tier
 from benchmarks.report import finish, parser
 
 PARTS = ("scenes", "live", "clean", "slow", "scale")
+NAMED_PARTS = ("real", "peers")
+"""Not among those that run by default: hours of real runs, and tools that have to be installed."""
 EXACT, CLASS, WRONG, ABSTAINED = 0.99, 0.98, 0.002, 0.03
 FALSE_PER_10_000 = 1.0
 
@@ -28,7 +35,12 @@ FALSE_PER_10_000 = 1.0
 def main(argv: Sequence[str] | None = None) -> int:
     """Judge; the exit code is the number of goals that are missed."""
     made = parser(__doc__)
-    made.add_argument("--part", choices=PARTS, action="append", help="all by default")
+    made.add_argument(
+        "--part",
+        choices=(*PARTS, *NAMED_PARTS),
+        action="append",
+        help=f"by default {', '.join(PARTS)}",
+    )
     made.add_argument("--seed", type=int, default=0, help="of the first trace")
     made.add_argument("--scenes", type=int, default=1000, help="traces judged as scenes")
     made.add_argument("--live", type=int, default=1500, help="traces judged by beats")
@@ -36,6 +48,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     made.add_argument("--slow", type=int, default=600, help="runs of 50 steps with stragglers")
     made.add_argument("--ranks", type=int, default=64, help="most ranks of a scene")
     made.add_argument("--live-ranks", type=int, default=16, help="most ranks of a live run")
+    tier.add_options(made)
+    side_by_side.add_options(made)
     options = made.parse_args(argv)
     parts = options.part or PARTS
     found: dict[str, Any] = {}
@@ -57,6 +71,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"scale: {found['scale']}")
         if not found["scale"]["is_right"] or found["scale"]["graph_s"] > scale.GOAL_S:
             failures.append(f"scale: {found['scale']}")
+    if "real" in parts:
+        found["real"], more = tier.measure(options)
+        failures += more
+    if "peers" in parts:
+        found["peers"], more = side_by_side.measure(options)
+        failures += more
     return finish(options.out, failures, seed=options.seed, **found)
 
 

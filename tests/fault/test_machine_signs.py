@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shutil
-import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -15,19 +14,10 @@ from headway.health.journal import read_verdicts
 
 from benchmarks.drill import look
 from benchmarks.drill.rig import Rig
+from benchmarks.drill.signs import stand_ins
 
 ROOT = Path(__file__).resolve().parents[2]
 LIMIT_S = 30.0
-PORT = "class/infiniband/mlx5_3/ports/1"
-FILES = {
-    f"sys/{PORT}/state": "4: ACTIVE",
-    f"sys/{PORT}/phys_state": "5: LinkUp",
-    f"sys/{PORT}/rate": "400 Gb/sec (4X NDR)",
-    f"sys/{PORT}/link_layer": "InfiniBand",
-    f"sys/{PORT}/counters/link_downed": "25",
-    "kernel.log": "[    0.000000] Linux version 6.1",
-    "gpus": "0 00000000:3B:00.0 0 0 5 16 0 4",
-}
 LAYOUT = (
     "parallel.tp=1", "parallel.pp=1", "parallel.dp=1", "launch.nodes=1",
     "launch.ranks_per_node=1", "launch.spares=0",
@@ -42,27 +32,14 @@ pytestmark = pytest.mark.timeout(300)
 
 
 @pytest.fixture(scope="module")
-def run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Run]:
-    compiler = shutil.which("cc")
-    if compiler is None:
+def run() -> Iterator[Run]:
+    if shutil.which("cc") is None:
         pytest.skip("needs a C compiler for a fake NVML")
-    folder = tmp_path_factory.mktemp("machine")
-    for name, text in FILES.items():
-        (folder / name).parent.mkdir(parents=True, exist_ok=True)
-        (folder / name).write_text(text + "\n")
-    library = folder / "libnvidia-ml.so.1"
-    source = ROOT / "services/health/tests/nvml_fake.c"
-    subprocess.run([compiler, "-shared", "-fPIC", "-o", library, source], check=True)
-    with pytest.MonkeyPatch.context() as patch:
+    with pytest.MonkeyPatch.context() as patch, stand_ins(), Rig() as rig:
         patch.chdir(ROOT)
-        patch.setenv("HEADWAY_KMSG", str(folder / "kernel.log"))
-        patch.setenv("HEADWAY_SYSFS_ROOT", str(folder / "sys"))
-        patch.setenv("HEADWAY_NVML", str(library))
-        patch.setenv("FAKE_NVML", str(folder / "gpus"))
-        with Rig() as rig:
-            launched = rig.launch("signs", *LAYOUT)
-            yield launched
-            rig.finish(launched)
+        launched = rig.launch("signs", *LAYOUT)
+        yield launched
+        rig.finish(launched)
 
 
 def of_rule(run: Run, rule: str) -> list[Verdict]:

@@ -56,8 +56,12 @@ def frozen(processes: Sequence[ProcessId]) -> Iterator[Tick]:
 
 
 @contextlib.contextmanager
-def slowed(processes: Sequence[ProcessId]) -> Iterator[Tick]:
+def slowed(
+    processes: Sequence[ProcessId], runs_s: float = SLOW_RUNS_S, waits_s: float = SLOW_WAITS_S
+) -> Iterator[Tick]:
     """Processes that run a tenth of the time, as if each of their writes waited for a slow disk.
+
+    With other times they run for ``runs_s``, then wait for ``waits_s``, and so on.
 
     A stand-in by the freezer: control groups cannot throttle a process that already has its
     memory and files, and a slow device of its own would need root.
@@ -66,9 +70,9 @@ def slowed(processes: Sequence[ProcessId]) -> Iterator[Tick]:
 
         def burst() -> None:
             cgroups.freeze(group)
-            time.sleep(SLOW_WAITS_S)
+            time.sleep(waits_s)
             cgroups.thaw(group)
-            time.sleep(SLOW_RUNS_S)
+            time.sleep(runs_s)
 
         try:
             yield burst

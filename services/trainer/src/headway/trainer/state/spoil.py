@@ -5,8 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import torch
+from headway.common.log import get_logger
 from headway.common.node.failpoints import damage_at
 from headway.trainer.state.flat import FlatChunk
+
+log = get_logger("spoil")
 
 
 class Spoiler:
@@ -32,20 +35,21 @@ class Spoiler:
 def spoil(damage: str, flat: FlatChunk) -> None:
     """Change the largest of the chunk's gradients.
 
-    ``damage`` is ``nan``, or ``flip`` for the highest bit of its exponent.
+    ``damage`` is ``nan``, or ``flip`` for the highest bit of its exponent. The log says of which
+    tensor it is, which what finds it can be compared with.
     """
-    if (change := _CHANGES.get(damage)) is not None:
-        change(_largest(flat.grads))
+    if (change := _CHANGES.get(damage)) is None:
+        return
+    index = int(flat.grads.abs().argmax())
+    name = next(one.spec.name for one in flat.placed if one.start <= index < one.stop)
+    log.warning("injected", hit=f"{damage} in the gradient of {name}")
+    change(flat.grads[index : index + 1])
 
 
 def flip_largest(values: torch.Tensor) -> None:
     """Flip the highest bit of the exponent of the largest of ``values``."""
-    _flip(_largest(values))
-
-
-def _largest(values: torch.Tensor) -> torch.Tensor:
     index = int(values.abs().argmax())
-    return values[index : index + 1]
+    _flip(values[index : index + 1])
 
 
 def _flip(one: torch.Tensor) -> None:

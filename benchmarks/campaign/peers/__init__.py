@@ -1,0 +1,1 @@
+"""Recorders' dumps with known truth, given to Headway and to other tools."""

@@ -1,0 +1,1 @@
+"""Real injections: runs of this machine, into which faults are injected one after another."""
