@@ -99,7 +99,8 @@ def _dump(trace: Trace, rank: int, position: Position) -> dict[str, Any]:
         taken, given = sizes.get(operation.name, (size, size))
         at_ns = START_NS + record * 1_000_000
         is_done = (group, sequence) not in pending
-        has_begun = is_done or bool(pending[group, sequence])
+        # without TORCH_NCCL_ENABLE_TIMING a recorder does not know what has begun
+        has_begun = position.knows_starts and (is_done or bool(pending[group, sequence]))
         entries.append({
             "record_id": record,
             "pg_id": number_of[group],

@@ -30,7 +30,10 @@ from benchmarks.drill.rig import Rig
 
 CLOSED_LIMIT_S = 120.0
 """Until every verdict on what was injected before is over."""
-NAMED_LIMIT_S = 120.0
+STARTED_LIMIT_S = 120.0
+"""Until what is injected is there."""
+NAMED_LIMIT_S = 30.0
+"""Until it is named; of a hang, beyond its limit."""
 SLOW_LIMIT_S, SLOW_LIMIT_STEPS = 600.0, 60
 USUAL_STEPS = 40
 """Completed steps of a generation before a rank is slowed down: enough for what is usual."""
@@ -110,14 +113,13 @@ class InjectedRun(LocalRun):
         one = self.current
         row = super().row()  # waits until the run is whole
         said = self.said_so_far()
-        health = self.run.config.health
         return {
             "injection": one.name,
             "number": self.number,
             "target": self._target(),
             "said": said,
             "innocents": self._innocents(row),
-            "hang_limit_s": max(health.silence_floor_s, health.silence_factor * self._step_s),
+            "hang_limit_s": round(self._hang_limit_s, 2),
             "step_s": round(self._step_s, 3),
             "error": "",
             **self._layer(said),
@@ -155,14 +157,14 @@ class InjectedRun(LocalRun):
             begun[:] = [float(at_ns) / 1e9 for at_ns in times if at_ns]
             return bool(begun)
 
-        if not wait_until(is_reached, NAMED_LIMIT_S, every_s=0.01):
+        if not wait_until(is_reached, STARTED_LIMIT_S, every_s=0.01):
             raise DeadlineError(f"{self.now} was not reached")
         self.now.struck_at_s = max(begun)
 
     def _await_holder(self) -> None:
         """Until the process that holds the fault is there; what it freezes, frozen."""
         is_there = lambda: bool(self._rig.holders()) or self._is_gone()  # noqa: E731
-        if not wait_until(is_there, NAMED_LIMIT_S, every_s=0.05):
+        if not wait_until(is_there, STARTED_LIMIT_S, every_s=0.05):
             raise DeadlineError(f"nobody holds {self.now}: see logs/faults.log")
         self._holder = next(iter(self._rig.holders()), None)
         if self.current.fault in FROZEN:
@@ -199,6 +201,11 @@ class InjectedRun(LocalRun):
                 found.setdefault(kind, verdict)
         return list(found.values())
 
+    @property
+    def _hang_limit_s(self) -> float:
+        health = self.run.config.health
+        return max(health.silence_floor_s, health.silence_factor * self._step_s)
+
     def _is_right(self, verdict: Verdict) -> bool:
         return agrees(self.current, verdict, self.now.ranks, self._node_hit)
 
@@ -208,7 +215,8 @@ class InjectedRun(LocalRun):
         took_s = time.monotonic() - self.now.struck_at_s
         if self.current.goal == "slow":
             return _step(self.run) - self._begun_step > SLOW_LIMIT_STEPS
-        return took_s > NAMED_LIMIT_S
+        limit_s = self._hang_limit_s if self.current.goal == "hang" else self.current.seconds
+        return took_s > limit_s + NAMED_LIMIT_S
 
     def _described(self, verdict: Verdict) -> dict[str, Any]:
         seen_s, step = self._seen[verdict.id, verdict.revision]

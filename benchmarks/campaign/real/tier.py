@@ -59,6 +59,14 @@ def add_options(made: argparse.ArgumentParser) -> None:
     add("--layouts", nargs="+", choices=LAYOUTS, default=list(LAYOUTS), help="of real runs")
     add("--only", default="", metavar="NAME", help="inject this into real runs each time")
     add("--nan", type=int, default=20, help="values that are not finite, beside --injections")
+    add(
+        "--set",
+        action="append",
+        default=[],
+        dest="overrides",
+        metavar="TABLE.KEY=VALUE",
+        help="of real runs",
+    )
     add("--quiet-minutes", type=float, default=0.0, help="real runs without an injection, before")
 
 
@@ -86,7 +94,7 @@ def _on_layout(
 ) -> None:
     with ExitStack() as stack:
         rig = stack.enter_context(_rig(stack))
-        settings = (*SHAPE, *LAYOUTS[layout])
+        settings = (*SHAPE, *LAYOUTS[layout], *options.overrides)
         config = load(RunConfig, [Path(CONFIG)], [*SMALL, *settings])
         found.refused[layout] = refused(config)
         for name, reason in found.refused[layout].items():
