@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import faulthandler
 import signal
 import threading
 import time
@@ -86,6 +87,21 @@ def test_a_held_lock_stops_the_other_threads_and_collections_do_not(shm: Path) -
     thread.join()
     assert moved["gil"] <= 1 < moved["gc"]
     assert moved["sleep"] > 1
+
+
+def test_asking_for_stacks_does_not_release_a_held_lock(shm: Path, tmp_path: Path) -> None:
+    configure(shm / "fp.bin")
+    with (tmp_path / "stacks").open("w") as file:
+        faulthandler.register(signal.SIGALRM, file, all_threads=False)
+        try:
+            arm(shm / "fp.bin", "a", "gil:0.5")
+            signal.setitimer(signal.ITIMER_REAL, 0.1)
+            begun_s = time.monotonic()
+            failpoint("a")
+            assert time.monotonic() - begun_s >= 0.5
+        finally:
+            faulthandler.unregister(signal.SIGALRM)
+    assert "_hold_lock" in (tmp_path / "stacks").read_text()
 
 
 def test_arming_again_fires_again_only_after_disarming(shm: Path) -> None:

@@ -164,8 +164,16 @@ def _act(entry: Failpoint) -> None:
 
 
 def _hold_lock(seconds: float) -> None:
-    """Hold the interpreter's lock, so that no thread of the process runs."""
-    ctypes.PyDLL(None).usleep(ctypes.c_uint(round(seconds * 1e6)))
+    """Hold the interpreter's lock, so that no thread of the process runs.
+
+    It reads a timer. A sleep would be ended early by the signal that asks for stacks.
+    """
+    libc = ctypes.PyDLL(None)
+    timer = libc.timerfd_create(time.CLOCK_MONOTONIC, os.O_CLOEXEC)
+    whole_s, rest_ns = divmod(max(1, round(seconds * 1e9)), 10**9)
+    libc.timerfd_settime(timer, 0, (ctypes.c_long * 4)(0, 0, whole_s, rest_ns), None)
+    libc.read(timer, ctypes.create_string_buffer(8), 8)
+    os.close(timer)
 
 
 def _collect(seconds: float) -> None:
