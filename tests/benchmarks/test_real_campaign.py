@@ -37,8 +37,14 @@ OF_NOBODY = said(text="unexplained_hang", is_right=False, accuses="nobody")
 
 def row(injection: str = "kill", *verdicts: dict[str, Any], **change: Any) -> dict[str, Any]:
     facts = {"layout": "tp2-dp2", "number": 3, "injection": injection, "target": "rank 2"}
-    facts |= {"innocents": [], "hang_limit_s": 2.0, "step_s": 0.2, "error": ""}
-    return {**facts, "said": list(verdicts), **change}
+    facts |= {
+        "innocents": [],
+        "is_target_ended": False,
+        "hang_limit_s": 2.0,
+        "step_s": 0.2,
+        "error": "",
+    }
+    return {**facts, "error": "", "said": list(verdicts), **change}
 
 
 @pytest.mark.parametrize(
@@ -50,6 +56,10 @@ def row(injection: str = "kill", *verdicts: dict[str, Any], **change: Any) -> di
         (row("hang", OF_NOBODY), "nothing right was said"),
         (row("kill", OF_NOBODY, said()), "the first verdict was unexplained_hang"),
         (row("kill", said(), innocents=["rank 1"]), "ended beside its target: rank 1"),
+        (
+            row("flip", is_target_ended=True),
+            "its target was ended although it worked",
+        ),
         (row("kill", said(), error="not healthy"), "the run did not step again: not healthy"),
         (row("hang", said(after_s=7.1)), "named after 7.1 s, not 7.0 s"),
         (row("slow 1.2x", said(steps=21)), "named after 21 steps, not 20"),
@@ -121,8 +131,8 @@ def test_every_fault_is_injected_or_refused_with_a_reason() -> None:
 def test_a_plan_has_every_injection_equally_often() -> None:
     chosen = plan(random.Random(0), INJECTIONS, 2 * len(INJECTIONS))
     assert set(Counter(one.name for one in chosen).values()) == {2}
-    with pytest.raises(ValueError, match="'nothing' is not injected here; use one of: kill"):
-        plan(random.Random(0), INJECTIONS, 3, "nothing")
+    with pytest.raises(ValueError, match="'nothing' cannot be injected here; use some of: kill"):
+        plan(random.Random(0), INJECTIONS, 3, ["nothing"])
 
 
 @pytest.mark.parametrize(

@@ -25,6 +25,8 @@ def wrong_with(row: Row) -> list[str]:
     wrong = [f"the run did not step again: {row['error']}"] if row["error"] else []
     if row["innocents"]:
         wrong.append(f"ended beside its target: {', '.join(row['innocents'])}")
+    if row["is_target_ended"] and not one.ends and not one.may_end:
+        wrong.append("its target was ended although it worked")
     wrong += [
         f"{said['text']} was accused" for said in row["said"] if said["accuses"] == "innocent"
     ]

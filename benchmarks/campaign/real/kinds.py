@@ -79,7 +79,8 @@ def _slow(fault: str, factor: float = 0.0) -> Injection:
 
 def _odd(fault: str) -> Injection:
     causes: frozenset[Cause] = frozenset({"collective_mismatch"})
-    return Injection(fault, frozenset({"unexplained_hang"}), "program", causes=causes)
+    says: frozenset[VerdictKind] = frozenset({"unexplained_hang", "crash_report"})
+    return Injection(fault, says, "program", may_end=True, causes=causes)
 
 
 INJECTIONS = (

@@ -75,7 +75,7 @@ class InjectedRun(LocalRun):
         if one.target == "node":
             strike.ranks = self._ranks(self._node_hit)
         ended = self._pids(strike.ranks) if one.target in ("worker", "node") else set[int]()
-        strike.victims = ended if one.ends or one.may_end else set()
+        strike.victims = ended
         strike.fallen = ended if one.ends else set()
         for known in self._verdicts_now():
             self._seen[known.id, known.revision] = (0.0, 0)
@@ -119,6 +119,7 @@ class InjectedRun(LocalRun):
             "target": self._target(),
             "said": said,
             "innocents": self._innocents(row),
+            "is_target_ended": self._is_gone(),
             "hang_limit_s": round(self._hang_limit_s, 2),
             "step_s": round(self._step_s, 3),
             "error": "",

@@ -57,7 +57,7 @@ def add_options(made: argparse.ArgumentParser) -> None:
     add = made.add_argument
     add("--injections", type=int, default=100, help="into real runs, over all layouts")
     add("--layouts", nargs="+", choices=LAYOUTS, default=list(LAYOUTS), help="of real runs")
-    add("--only", default="", metavar="NAME", help="inject this into real runs each time")
+    add("--only", nargs="+", default=[], metavar="NAME", help="inject only these into real runs")
     add("--nan", type=int, default=20, help="values that are not finite, beside --injections")
     add(
         "--set",
@@ -113,20 +113,24 @@ def _on_layout(
 
 
 def plan(
-    rng: random.Random, injections: Sequence[Injection], count: int, only: str = "", first: int = 0
+    rng: random.Random,
+    injections: Sequence[Injection],
+    count: int,
+    only: Sequence[str] = (),
+    first: int = 0,
 ) -> list[Injection]:
     """``count`` of them in turn, from the ``first`` on, so that each kind comes as often as any
     other, in an order that the seed decides."""
-    wanted = [one for one in injections if only in ("", one.name)]
-    if not wanted:
-        raise ValueError(f"{only!r} is not injected here; use one of: {_names(injections)}")
+    known = [one.name for one in injections]
+    if unknown := [name for name in only if name not in known]:
+        raise ValueError(
+            f"{', '.join(map(repr, unknown))} cannot be injected here; "
+            f"use some of: {', '.join(known)}"
+        )
+    wanted = [one for one in injections if not only or one.name in only]
     chosen = [wanted[(first + number) % len(wanted)] for number in range(count)]
     rng.shuffle(chosen)
     return chosen
-
-
-def _names(injections: Sequence[Injection]) -> str:
-    return ", ".join(one.name for one in injections)
 
 
 def _nans(count: int) -> list[list[Injection]]:
@@ -172,8 +176,8 @@ def _lost(
     """The row of an injection after which the run did not come back, with what was said."""
     known = place.said_so_far() if place is not None and strike.struck_at_s else []
     row = {"injection": one.name, "number": number, "target": str(strike), "said": known}
-    row |= {"innocents": [], "hang_limit_s": 0.0, "step_s": 0.0, "error": error}
-    return row | {"tensor": "", "is_layer_right": False}
+    row |= {"innocents": [], "is_target_ended": False, "error": error}
+    return row | {"hang_limit_s": 0.0, "step_s": 0.0, "tensor": "", "is_layer_right": False}
 
 
 def _quiet(rig: Rig, layout: str, settings: Sequence[str], minutes: float) -> list[str]:
