@@ -1,9 +1,9 @@
 """Configuration in three layers: dataclass defaults, TOML files left to right, overrides.
 
 Classes are frozen dataclasses of str, int, float, bool, Path, Literal, unions such as ``X | None``,
-tuples and further dataclasses. TOML has no null: a key whose default is None is left out to keep
-it; any other None is written as the string "none" (an ordinary string where the default is None and
-strings are allowed).
+tuples, tables of freely named keys (``dict[str, X]``) and further dataclasses. TOML has no null: a
+key whose default is None is left out to keep it; any other None is written as the string "none" (an
+ordinary string where the default is None and strings are allowed).
 """
 
 from __future__ import annotations
@@ -186,6 +186,9 @@ def _convert(hint: Any, value: Any, path: str, default: Any = None) -> Any:
     if typing.get_origin(hint) is tuple and isinstance(value, list | tuple):
         item_hint = typing.get_args(hint)[0]
         return tuple(_convert(item_hint, item, f"{path}[{i}]") for i, item in enumerate(value))
+    if typing.get_origin(hint) is dict and isinstance(value, Mapping):
+        item_hint = typing.get_args(hint)[1]
+        return {key: _convert(item_hint, item, f"{path}.{key}") for key, item in value.items()}
     if isinstance(value, float) and int in members and float not in members and _is_whole(value):
         value = int(value)
     try:
@@ -203,7 +206,8 @@ def _refused(members: Sequence[Any], value: Any, path: str) -> ConfigError:
     choices = [c for m in members if typing.get_origin(m) is Literal for c in typing.get_args(m)]
     kinds = [m.__name__ for m in members if isinstance(m, type) and m is not types.NoneType]
     if not choices:
-        remedy = f"expected {' or '.join(kinds) or 'a list'}"
+        table = any(typing.get_origin(member) is dict for member in members)
+        remedy = f"expected {' or '.join(kinds) or ('a table' if table else 'a list')}"
         return ConfigError(f"{path} = {value!r} is of type {type(value).__name__}", remedy=remedy)
     near = difflib.get_close_matches(str(value), [str(c) for c in choices], n=1, cutoff=0.6)
     remedy = f"did you mean {near[0]!r}?" if near else "choose one of them"
@@ -225,6 +229,8 @@ def _plain(value: Any, default: Any) -> Any:
         return _to_dict(value, default if isinstance(default, type(value)) else None)
     if isinstance(value, tuple):
         return [_plain(item, None) for item in value]
+    if isinstance(value, dict):
+        return {key: _plain(item, None) for key, item in value.items()}
     return str(value) if isinstance(value, Path) else value
 
 
