@@ -19,8 +19,12 @@ CAUSES: Final[dict[VerdictKind, Cause]] = {
     "crash_report": "unknown", "collective_timeout": "unknown", "peer_lost": "unknown",
     "nan_loss": "unknown", "clock_error": "machine_fault", "host_pressure": "host_stall",
     "unobserved": "unreported", "not_finite": "unknown",
-    "silent_corruption": "machine_fault",
+    "silent_corruption": "machine_fault", "link_flapping": "link_flap", "common_fault": "unknown",
 }  # fmt: skip
+
+
+SURE: Final = 0.7
+"""A finding about a machine that is as certain may be why ranks end or wait."""
 
 
 def cause_of(kind: VerdictKind, subject: FindingSubject | str = "") -> Cause:

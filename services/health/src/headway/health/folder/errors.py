@@ -2,21 +2,10 @@
 
 from __future__ import annotations
 
-from headway.common.wire.messages.health import Cause
 from headway.health.diagnosis.diagnosis import Diagnosis, Observation, Subject
-from headway.health.dumps.failures import Failure
 from headway.health.dumps.frames import place
+from headway.health.error_words import cause_of_error, is_of_others
 from headway.health.folder.evidence import Evidence
-
-_OF_OTHERS = (
-    "closed by peer", "connection reset", "remote process exited", "connection closed by remote",
-    "watchdog", "collective operation timeout", "broken pipe", "timed out waiting", "sigterm",
-    "aborted", "dist_backend", "distbackenderror", "childfailed", "socket timeout",
-)  # fmt: skip
-"""Words of errors that follow from the end or the silence of another rank."""
-_MEMORY = ("outofmemory", "out of memory", "memoryerror")
-_DISK = ("no space left", "input/output error", "stale file handle", "read-only file system")
-_DEVICE = ("cuda error", "cublas", "cudnn", "nccl error", "ecc error", "device-side assert")
 
 
 def judge_errors(evidence: Evidence) -> list[Diagnosis]:
@@ -31,7 +20,7 @@ def judge_errors(evidence: Evidence) -> list[Diagnosis]:
         return _of_torchrun(evidence)
     _, _, file, first = min(found, key=lambda row: row[:3])
     rank = first.rank
-    cause, do = _cause(first)
+    cause, do = cause_of_error(f"{first.error} {first.message}")
     summary = f"{'rank ' + str(rank) if rank >= 0 else 'a rank'} failed first"
     return [
         Diagnosis(
@@ -73,20 +62,3 @@ def _of_torchrun(evidence: Evidence) -> list[Diagnosis]:
             evidence=(Observation(file, f"line {first.line}"),),
         )
     ]
-
-
-def is_of_others(text: str) -> bool:
-    """Whether an error says that another rank has gone or does not answer."""
-    lower = text.lower()
-    return any(words in lower for words in _OF_OTHERS)
-
-
-def _cause(failure: Failure) -> tuple[Cause, str]:
-    lower = f"{failure.error} {failure.message}".lower()
-    if any(words in lower for words in _MEMORY):
-        return "out_of_memory", "use less memory there: a smaller micro-batch or more sharding"
-    if any(words in lower for words in _DISK):
-        return "disk_fault", "repair that disk or mount before the job starts again"
-    if any(words in lower for words in _DEVICE):
-        return "gpu_fault", "read the kernel's log of that node for an Xid before it is used again"
-    return "program_error", "correct the program: a restart would meet the same error"

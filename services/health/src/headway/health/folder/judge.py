@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from headway.health.causes import SURE
 from headway.health.diagnosis.diagnosis import Diagnosis, Observation
 from headway.health.dumps.kernel import KernelMark
 from headway.health.folder.counted import judge_counts
@@ -10,9 +11,6 @@ from headway.health.folder.evidence import DAY_S, Evidence
 from headway.health.folder.faults import judge_faults
 from headway.health.folder.hangs import judge_hang
 from headway.health.folder.slowness import judge_slowness
-
-SURE = 0.7
-"""A fault of a machine that is as certain explains why ranks wait."""
 
 
 def judge(evidence: Evidence) -> list[Diagnosis]:

@@ -30,8 +30,10 @@ FindingKind = Literal[
 nothing about the machine."""
 VerdictKind = Literal[
     "crash", "stopped", "silence", "unexplained_hang", "data_stall", "node_silent", "fabric_cut",
-    "fabric_split", "slow_rank", FindingKind,
+    "fabric_split", "slow_rank", "link_flapping", "common_fault", FindingKind,
 ]  # fmt: skip
+"""``link_flapping``: one link alone was lost several times within minutes. ``common_fault``: many
+nodes have the same trouble at once, and none of them is at fault."""
 VerdictSubject = Literal[FindingSubject, "pair", "domain", "program", "data"]
 """``pair``: what is between two nodes or ranks. ``domain``: what several share, such as a switch or
 a group, or all ranks. ``program``: the user's own code. ``data``: samples, or their storage."""
