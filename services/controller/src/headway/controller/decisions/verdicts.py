@@ -10,6 +10,7 @@ from headway.controller.decisions.events import Answer, Send, VerdictReceived
 
 MAX_ANSWERS = 1024
 MAX_HANGS = 64
+CUT = "fabric_cut"
 MAX_CUTS = 2
 """Nodes given up in a row for a cut of the ranks' network, without a step in between: of a pair the
 wrong one may be named first, but more spares would not help."""
@@ -32,7 +33,7 @@ class Verdicts:
     | ``replace_worker``, ``kill_worker`` | the worker is lost, if its pid is that of a member |
     | ``restart_ranks`` | the generation ends, and the same workers begin the next one |
     | ``restart_service`` | the executor ends the service and starts it again |
-    | ``replace_node`` | the node is given up, if a spare is ready |
+    | ``replace_node`` | the node is given up, if a spare is ready; else a dead worker is replaced |
     | ``stop_run`` | the run fails, before its first generation; later the crash brake decides |
     | ``observe`` | nothing |
 
@@ -77,6 +78,8 @@ class Verdicts:
                 return _too_late_or_early(core, verdict) or self._end_worker(core, verdict)
             case "restart_service":
                 return self._restart(core, verdict)
+            case "replace_node" if verdict.kind == "crash" and not _is_replaceable(core, verdict):
+                return _too_late_or_early(core, verdict) or self._end_worker(core, verdict)
             case "replace_node":
                 return self._replace_node(core, verdict)
             case "stop_run":
@@ -125,8 +128,11 @@ class Verdicts:
         node = core.fleet.nodes[verdict.node]
         if node.status == "lost":
             return f"none: node {node.number} is lost already", []
-        is_cut = verdict.kind == "fabric_cut"
-        if is_cut and 0 <= verdict.generation < core.generation:
+        is_cut = verdict.kind == CUT
+        ended = core.generation - (
+            0 if is_cut else 1
+        )  # a crash may have been recovered from already
+        if verdict.kind in (CUT, "crash") and 0 <= verdict.generation < ended:
             return f"none: generation {verdict.generation} has ended", []
         carried = ""
         if not node.ranks:
@@ -165,6 +171,12 @@ class Verdicts:
                 self._restarts[key] = (pid, reason, core.clock.now, times + 1)
                 actions.append(_restart_order(core, number, service, pid, reason))
         return actions
+
+
+def _is_replaceable(core: Core, verdict: VerdictReceived) -> bool:
+    """Whether a spare could take over what is on the node."""
+    node = core.fleet.nodes[verdict.node]
+    return not node.ranks or core.fleet.spare_for(node.number) is not None
 
 
 def _automatic_s(core: Core) -> float:

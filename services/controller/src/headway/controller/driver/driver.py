@@ -270,6 +270,8 @@ class Driver:
         if not message.is_open or self._outcome:
             self.answer(Answer(message.id, message.revision, "none: it is over"))
             return
+        if message.taken and self._answered.knows(message.id):
+            return  # more is known of what was acted on already
         trouble, has_begun = self.state.troubles().get(message.node, ""), self.state.generation >= 0
         event = judged(message, self.run_dir, trouble, has_begun=has_begun)
         if event is not None:  # else the monitor repeats it

@@ -16,6 +16,10 @@ class Noted:
     def __len__(self) -> int:
         return len(self._revisions)
 
+    def knows(self, verdict: str) -> bool:
+        """Whether any revision of it was noted."""
+        return verdict in self._revisions
+
     def is_new(self, verdict: str, revision: int) -> bool:
         """Whether this revision is to be noted, and remember it then."""
         if revision <= (known := self._revisions.pop(verdict, -1)):
