@@ -23,7 +23,7 @@ HOLD_S = 5.0
 ACTED_ON = frozenset({"crash", "stopped"})
 """Verdicts that the driver answers by replacing a worker."""
 OF_VICTIMS = frozenset({"collective_timeout", "peer_lost"})
-"""Verdicts about ranks that suffer from what happened to another one; often several at once."""
+"""Verdicts about ranks that suffer from what happened to another one, which is not known."""
 
 _LINES = {
     "node_silent": "the executor of node {node} has not reported for {silent_s} s; it is started "
@@ -136,12 +136,7 @@ class News:
         self._held = [cause for cause in self._held if cause not in due]
         lines: dict[str, tuple[float, str]] = {}
         for cause in due:
-            f = cause.event.fields
-            is_alike = cause.event.name == "verdict" and f["kind"] in OF_VICTIMS
-            # the first of several victims of the same trouble stands for them
-            lines.setdefault(
-                f["kind"] if is_alike else cause.line, (cause.event.unix_s, cause.line)
-            )
+            lines.setdefault(cause.line, (cause.event.unix_s, cause.line))
         return [entry for entry in lines.values() if entry[1]]
 
     def _lines(self, event: JournalEvent) -> Iterator[str]:
@@ -263,9 +258,8 @@ def _cause_of(event: JournalEvent) -> _Cause | None:
         case "verdict" if f.get("is_open", True) and f.get("kind") in ACTED_ON:
             return cause(_VERDICT, "rank", int(f["rank"]), _phrase(f["kind"]), _line(event))
         case "verdict" if f.get("is_open", True) and f.get("kind") in OF_VICTIMS:
-            where = f"rank {f['rank']}" if f["rank"] >= 0 else f"node {f['node']}"
-            what = f"{f['kind']} on {where}"
-            return cause(_VICTIM, "", -1, what, _line(event))
+            said = str(f.get("finding") or f["kind"])
+            return cause(_VICTIM, "", -1, said, said)
         case _:
             return None
 
