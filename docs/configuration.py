@@ -130,6 +130,8 @@ def docstrings(cls: type[Any]) -> dict[str, str]:
 
 def _assignment(field: dataclasses.Field[Any]) -> str:
     """As the key is written in TOML, with its default."""
+    if field.default_factory is dict:
+        return f"`{field.name} = {{}}`"
     return f"`{tomli_w.dumps({field.name: field.default}).strip()}`"
 
 

@@ -12,6 +12,7 @@ from headway.health.responses import RESPONSES
 from headway.health.rule_files import shipped
 from headway.health.rulebook import Rule
 
+_OBSERVED = ("node_silent", "fabric_split", "slow_rank", "common_fault")
 README = Path(__file__).parents[1] / "README.md"
 
 
@@ -25,6 +26,7 @@ def verdict(kind: str, action: str, confidence: float) -> Verdict:
 def test_every_kind_and_action_that_the_monitor_gives_has_its_row_and_no_other() -> None:
     given = {(kind, one.action) for kind, one in ADVICE.items()}
     given |= {(rule.kind, rule.action) for rule in shipped().rules}
+    given |= {("crash", "replace_node")}  # of what explains a crash: first_cause/crashes.py
     assert given == {(row.kind, row.action) for row in RESPONSES}
     assert len(given) == len(RESPONSES)
 
@@ -33,6 +35,11 @@ def test_every_kind_and_action_that_the_monitor_gives_has_its_row_and_no_other()
     ("kind", "action", "confidence", "expected"),
     [
         ("crash", "replace_worker", 0.99, "replace_worker"),
+        ("crash", "replace_node", 0.9, "replace_node"),
+        ("crash", "replace_node", 0.89, "observe"),
+        ("link_flapping", "replace_node", 0.85, "replace_node"),
+        ("link_flapping", "replace_node", 0.7, "observe"),
+        ("common_fault", "replace_node", 1.0, "observe"),
         ("stopped", "kill_worker", 0.95, "kill_worker"),
         ("silence", "kill_worker", 0.8, "kill_worker"),
         ("silence", "kill_worker", 0.5, "observe"),
@@ -63,7 +70,7 @@ def test_what_the_monitor_advises_at_its_own_confidence_is_done() -> None:
     """But for a node whose agent alone is silent."""
     for kind, one in ADVICE.items():
         done = response(verdict(kind, one.action, one.confidence))
-        assert (done == "observe") == (kind in ("node_silent", "fabric_split", "slow_rank"))
+        assert (done == "observe") == (kind in _OBSERVED)
 
 
 @pytest.mark.parametrize("rule", shipped().rules, ids=lambda rule: str(rule.name))

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields, replace
 
 from headway.common.errors import ConfigError
+from headway.health.domains import check_domains
 from headway.health.notify.address import ENV as NOTIFY_ENV
 from headway.health.notify.address import check_address
 
@@ -173,6 +174,11 @@ class HealthConfig:
     """A change of the wall clock that is reported; time services slew by at most 0.5 ms per second,
     and step above 0.128 s (ntpd) only at their start."""
 
+    domains: dict[str, tuple[int, ...]] = field(default_factory=dict)
+    """What nodes share, such as ``domains = { switch-a = [0, 1, 2, 3] }``: the numbers of the nodes
+    below each switch or in each rack. The same trouble on most nodes of a domain is one verdict,
+    which names the domain, and costs no node."""
+
     pss_interval_s: float = 10.0
     """Interval of reading proportional memory, for which the kernel walks every page table."""
 
@@ -216,9 +222,10 @@ class HealthConfig:
     def __post_init__(self) -> None:
         for place, url in enumerate(self.notify, 1):
             check_address(url, place)
+        check_domains(self.domains)
         for one in fields(self):
             value = getattr(self, one.name)
-            if isinstance(value, tuple | str):
+            if isinstance(value, tuple | str | dict):
                 continue
             if one.name == "digest_every" and value == 0:
                 continue

@@ -74,6 +74,18 @@ ADVICE: dict[str, Advice] = {
         "see what else runs on this node, and its clocks and temperatures; drain it if this lasts",
         0.7,
     ),
+    "link_flapping": Advice(
+        "replace_node",
+        "drain the node; check the transceiver and the cable of this link",
+        0.8,
+    ),
+    "common_fault": Advice(
+        "observe",
+        "look at what these nodes share, such as a switch, a file server or power: none of them is "
+        "at fault by itself, and no spare helps",
+        0.6,
+        (("several nodes have failed by themselves", 0.2),),
+    ),
 }
 """Kinds that come from processes, beats and connections, not from findings.
 
@@ -92,10 +104,12 @@ def advice(rule: Rule, name: str, detail: str = "", *, is_repeated: bool = False
 
     ``is_repeated``: this subject repeats it, and no other does.
     """
-    remedy = rule.remedy
-    if is_repeated and rule.repeat is not None:
-        remedy = f"{remedy}; {rule.repeat.remedy}"
+    remedy, action, confidence = rule.remedy, rule.action, rule.confidence
+    if is_repeated and (repeat := rule.repeat) is not None:
+        remedy = f"{remedy}; {repeat.remedy}"
+        action = ADVICE[repeat.kind].action if repeat.kind else action
+        confidence = repeat.confidence or confidence
     subject = " ".join(filter(None, (name, detail)))
     if rule.names_device and name:
         remedy = f"{'GPU ' if rule.subject == 'gpu' else ''}{subject}: {remedy}"
-    return Advice(rule.action, remedy, rule.confidence)
+    return Advice(action, remedy, confidence)

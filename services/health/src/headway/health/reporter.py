@@ -33,17 +33,21 @@ class Unanswered:
             self.note(verdict, 0.0)
 
     def note(self, verdict: Verdict, now_s: float) -> bool:
-        """Add a new revision; returns whether to send it now: all except recorded answers."""
+        """Add a new revision; returns whether to send it now.
+
+        Recorded answers are not sent, nor is evidence that changes nothing else.
+        """
+        known = self._open.pop(verdict.id, None)
         is_answered = verdict.is_open and bool(verdict.taken)
         if verdict.is_open:
             self._open[verdict.id] = verdict
-        else:
-            self._open.pop(verdict.id, None)
-        if verdict.is_open and not is_answered:
-            self._due_s[verdict.id] = now_s + REPEAT_S
-        else:
+        is_same = known is not None and verdict.is_open and _question(verdict) == _question(known)
+        if not verdict.is_open or is_answered:
             self._due_s.pop(verdict.id, None)
-        return not is_answered
+        elif not is_same:
+            self._due_s[verdict.id] = now_s + REPEAT_S
+        is_record = is_answered and (known is None or verdict.taken != known.taken)
+        return not is_same and not is_record
 
     def due(self, now_s: float, *, is_new_driver: bool = False) -> list[Verdict]:
         """What to send again now; a new driver gets all open verdicts, answered or not."""
@@ -51,6 +55,11 @@ class Unanswered:
         for name in due:
             self._due_s[name] = now_s + REPEAT_S
         return [self._open[name] for name in (self._open if is_new_driver else due)]
+
+
+def _question(verdict: Verdict) -> tuple[str | float, ...]:
+    """What the driver decides on, or shows."""
+    return verdict.kind, verdict.cause, verdict.action, verdict.confidence, verdict.taken
 
 
 class Reporter:

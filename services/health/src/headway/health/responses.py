@@ -28,6 +28,7 @@ class Response:
 
 RESPONSES: tuple[Response, ...] = (
     Response("crash", "replace_worker", 0.9, "the process is gone"),
+    Response("crash", "replace_node", 0.9, "its machine has failed, and would end the next one"),
     Response("stopped", "kill_worker", 0.9, "it cannot leave on its own"),
     Response("silence", "kill_worker", 0.8, "it alone waits for nobody"),
     Response("unexplained_hang", "restart_ranks", 0.5, "nobody is to blame"),
@@ -36,6 +37,8 @@ RESPONSES: tuple[Response, ...] = (
     Response("fabric_cut", "replace_node", 0.8, "ranks there reach nobody"),
     Response("fabric_split", "observe", 0.0, "no single node is to blame"),
     Response("slow_rank", "observe", 0.0, "the run trains on, as slowly as this rank"),
+    Response("link_flapping", "replace_node", 0.8, "it comes back, and no other link has it"),
+    Response("common_fault", "observe", 0.0, "no spare helps against what many nodes share"),
     Response("user_error", "stop_run", 0.8, "where the process has ended with it"),
     Response("gpu_fault", "observe", 0.0, "a line; a rank that fails by it reports it"),
     Response("network_fault", "observe", 0.0, "a hang that follows has its own verdict"),
@@ -56,8 +59,10 @@ RESPONSES: tuple[Response, ...] = (
     Response("unobserved", "observe", 0.0, "it shows nothing about the machine"),
 )
 """Every kind and action that the monitor issues (compared by a test). A log line alone never ends a
-worker, a node or a run: the processes show whether they live. A missing module ends a run that has
-not begun, if the driver knows from the executor that the process of that log has ended."""
+worker, a node or a run: the processes show whether they live. What the kernel or NVML says of a
+machine costs the node if it explains the end of a process for certain, and so do the counters of a
+link that is lost repeatedly. A missing module ends a run that has not begun, if the driver
+knows from the executor that the process of that log has ended."""
 
 _ROWS = {(row.kind, row.action): row for row in RESPONSES}
 

@@ -99,6 +99,8 @@ def _check_own(rule: Rule, file: str) -> None:
             raise ConfigError(message, remedy="write this regular expression differently")
     if rule.action != "observe":
         _refuse(file, rule.name, "action", rule.action, "observe: a line ends nothing")
+    if rule.repeat is not None and rule.repeat.kind is not None:
+        _refuse(file, rule.name, "repeat.kind", rule.repeat.kind, "none: a line ends nothing")
 
 
 def _refuse(file: str, rule: str, field: str, value: object, wanted: str) -> None:

@@ -42,6 +42,10 @@ class Repeat(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     times: int
     within_s: float
     remedy: str
+    kind: Literal["link_flapping"] | None = None
+    """What it is then, if more than the rule's own kind. Never of a line of a log."""
+    confidence: float | None = None
+    """Then, if another one than the rule's own."""
 
 
 class Rule(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

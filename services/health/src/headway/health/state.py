@@ -38,6 +38,8 @@ from headway.health.detectors.process import (
 from headway.health.detectors.rank_view import RankView, observe, still_s
 from headway.health.detectors.slow import SlowRanks
 from headway.health.detectors.slow_causes import SlowCauses
+from headway.health.first_cause.crashes import CrashCauses
+from headway.health.first_cause.stage import FirstCause
 from headway.health.rule_files import shipped
 from headway.health.rulebook import RuleBook
 
@@ -92,7 +94,11 @@ class MonitorState:
         self._fabric = Fabric(self._episodes, config, own_node)
         self._slow_causes = SlowCauses(self._episodes)
         self._slow = SlowRanks(self._episodes, config, grid, self._slow_causes)
-        self._findings = FindingEpisodes(self._episodes, rules or shipped(), config)
+        self._first_cause = FirstCause(self._episodes, self._follow_ups, config)
+        self._crashes = CrashCauses(self._episodes)
+        self._findings = FindingEpisodes(
+            self._episodes, rules or shipped(), config, self._first_cause, self._crashes
+        )
         self._pace = Pace(config)
         self._ended: dict[int, RankView] = {}
         """Ranks of the newest generation that have ended with code 0, as they were last seen."""
@@ -107,10 +113,11 @@ class MonitorState:
         """Take over from an earlier monitor of the run without reporting its verdicts again."""
         self._episodes.restore(verdicts)
         self._findings.restore(verdicts, self._clock_s)
+        self._first_cause.restore(self._clock_s)
 
     def open_verdicts(self) -> list[Verdict]:
-        """The open verdicts."""
-        return self._episodes.verdicts()
+        """The open verdicts that were reported."""
+        return [one for one in self._episodes.verdicts() if self._first_cause.is_reported(one)]
 
     def on_beat(self, beat: AgentBeat, now_s: float) -> list[Verdict]:
         """Process an agent's beat.
@@ -127,10 +134,14 @@ class MonitorState:
             fact("beat", "heard_again", f"sequence {beat.sequence}"),
         )
         alive = _alive_processes(known.beat) if known is not None else frozenset()
+        pids = frozenset(worker.pid for worker in beat.workers)
         for worker in beat.workers:
-            verdicts += self._on_worker(
-                beat.node, worker, (worker.pid, worker.start_ticks) in alive, clock_s
-            )
+            was_alive = (worker.pid, worker.start_ticks) in alive
+            found = self._on_worker(beat.node, worker, was_alive, clock_s)
+            if any(one.kind == "crash" and one.is_open for one in found):
+                key = process_key(beat.node, worker)
+                found += self._crashes.on_end(key, beat.node, worker, pids, clock_s)
+            verdicts += found
         views = [self.ranks.get(worker.rank) for worker in beat.workers]
         here = [view for view in views if view is not None and view.node == beat.node]
         verdicts += data.close_delivered(self._episodes, beat.node, here, self.config)
@@ -138,8 +149,10 @@ class MonitorState:
         if beat.machine is not None:
             self.machines[beat.node] = beat.machine
         machine = self.machines.get(beat.node, NO_MACHINE)
-        verdicts += self._findings.judge(beat.node, generation, beat.findings, machine, clock_s)
-        return self._follow_ups.begin(verdicts, clock_s)
+        verdicts += self._findings.judge(
+            beat.node, generation, beat.findings, machine, pids, clock_s
+        )
+        return self._report(verdicts, clock_s)
 
     def tick(self, now_s: float) -> list[Verdict]:
         """Process the passing of time; call it about once per beat interval."""
@@ -153,7 +166,10 @@ class MonitorState:
             *self._slow.judge(self.ranks.values(), self.generation, clock_s),
             *self._findings.tick(clock_s),
         ]
-        return self._follow_ups.begin(verdicts, clock_s)
+        reported = self._report(verdicts, clock_s)
+        later = self._first_cause.tick(len(self.nodes), self._addresses, clock_s)
+        self._follow_ups.begin([one for one in later if one.is_open], clock_s)
+        return reported + later
 
     def on_steps(self, summary: StepSummary) -> None:
         """Take in what an agent sums up of finished steps, for the causes of slow ranks."""
@@ -163,9 +179,21 @@ class MonitorState:
     def on_taken(self, answer: VerdictTaken, now_s: float) -> list[Verdict]:
         """Process the driver's answer to a verdict; return the revision with it, or nothing.
 
-        It is nothing if the driver is undecided or answered an older revision.
+        It is nothing if the driver is undecided or answered an older question.
         """
-        return self._follow_ups.answered(answer, self._advance(now_s))
+        clock_s = self._advance(now_s)
+        return self._report(self._follow_ups.answered(answer, clock_s), clock_s)
+
+    def _report(self, verdicts: list[Verdict], clock_s: float) -> list[Verdict]:
+        """What is reported of the new revisions of one event."""
+        self._follow_ups.begin(verdicts, clock_s)
+        reported = self._first_cause.judge(verdicts, len(self.nodes), clock_s)
+        self._follow_ups.begin([one for one in reported if one.is_open], clock_s)
+        return reported
+
+    def _addresses(self) -> dict[str, int]:
+        """The node at each address of the ranks' network."""
+        return {view.beat.fabric_address: node for node, view in self.nodes.items()}
 
     def _advance(self, now_s: float) -> float:
         if self._last_now_s is not None:

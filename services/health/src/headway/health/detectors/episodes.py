@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import msgspec
 from headway.common.wire.messages.health import (
@@ -19,6 +19,8 @@ from headway.health.causes import cause_of
 from headway.health.policy import ADVICE, Advice
 
 Key = tuple[str | int, ...]
+MAX_CLOSED: Final = 256
+"""Closed verdicts that may still be amended, the newest: what explains one may be read late."""
 
 
 class Since(NamedTuple):
@@ -40,6 +42,10 @@ class Episodes:
         """Episodes so far, by the part of the id before the number."""
         self._keys_of_rank: dict[int, set[Key]] = {}
         self._keys_of_id: dict[str, Key] = {}
+        self._asked: dict[str, int] = {}
+        """The revision from which on the driver's answer to an open verdict counts."""
+        self._closed: dict[Key, Verdict] = {}
+        """Those that were closed last."""
 
     def restore(self, verdicts: Iterable[Verdict]) -> None:
         """Adopt what an earlier monitor of the run wrote, oldest first."""
@@ -54,6 +60,10 @@ class Episodes:
     def get(self, key: Key) -> Verdict | None:
         """The open verdict of a problem."""
         return self._open.get(key)
+
+    def any_of(self, key: Key) -> Verdict | None:
+        """The verdict of a problem that is open, or was closed lately."""
+        return self._open.get(key) or self._closed.get(key)
 
     def key_of(self, verdict_id: str) -> Key | None:
         """The problem of an open verdict, None if no such verdict is open."""
@@ -143,7 +153,12 @@ class Episodes:
             silence_s=silence_s,
         )
         self._put(key, verdict)
+        self._asked[verdict.id] = verdict.revision
         return [verdict]
+
+    def is_answer(self, verdict: Verdict, revision: int) -> bool:
+        """Whether an answer to this revision still counts: evidence alone asks nothing new."""
+        return self._asked.get(verdict.id, verdict.revision) <= revision <= verdict.revision
 
     def advise(
         self, key: Key, advice: Advice, *why: Evidence, cause: Cause | None = None
@@ -163,6 +178,19 @@ class Episodes:
             evidence=self._with(known.evidence, *why),
         )
 
+    def amend(self, key: Key, *why: Evidence, **changes: Any) -> list[Verdict]:
+        """Add to a verdict what was learned since; nothing if it is not known.
+
+        One that was closed lately stays closed. Other advice asks for another answer.
+        """
+        known = self._open.get(key) or self._closed.get(key)
+        if known is None:
+            return []
+        if key in self._open and changes.get("action", known.action) != known.action:
+            changes["taken"], self._asked[known.id] = "", known.revision + 1
+        changes["evidence"] = self._with(known.evidence, *why)
+        return self._revise(key, **changes)
+
     def note_taken(self, key: Key, taken: str) -> list[Verdict]:
         """Record in an open verdict what was done about it."""
         return self._revise(key, taken=taken)
@@ -173,26 +201,39 @@ class Episodes:
         ``why`` replaces earlier such reasons.
         """
         known = self._open[key]
+        self._asked[known.id] = known.revision + 1
         rows = tuple(row for row in known.evidence if row.name != why.name)
         return self._revise(key, taken="", evidence=self._with(rows, why))
 
     def close(self, key: Key, why: Evidence) -> list[Verdict]:
         """Close an episode, if it is open, with the reason as its last evidence."""
         known = self._pop(key)
-        return [] if known is None else [closing(known, why, self._clock_s())]
+        if known is None:
+            return []
+        self._closed[key] = closing(known, why, self._clock_s())
+        while len(self._closed) > MAX_CLOSED:
+            del self._closed[next(iter(self._closed))]
+        return [self._closed[key]]
+
+    def close_part(self, verdict: Verdict, head: Verdict) -> Verdict:
+        """What is reported of an open verdict that turns out to be a part of another one."""
+        why = fact("beat", "part_of", f"{head.id} ({head.kind})")
+        return closing(verdict, why, self._clock_s())
 
     def _revise(self, key: Key, **changes: Any) -> list[Verdict]:
-        known = self._open[key]
-        self._open[key] = msgspec.structs.replace(  # type: ignore[type-var]
+        among = self._open if key in self._open else self._closed
+        known = among[key]
+        among[key] = msgspec.structs.replace(  # type: ignore[type-var]
             known, revision=known.revision + 1, unix_s=self._clock_s(), **changes
         )
-        return [self._open[key]]
+        return [among[key]]
 
     def _with(self, rows: tuple[Evidence, ...], *why: Evidence) -> tuple[Evidence, ...]:
         return (*rows, *_dated(why, self._clock_s()))
 
     def _put(self, key: Key, verdict: Verdict) -> None:
         self._open[key] = verdict
+        self._closed.pop(key, None)
         self._keys_of_id[verdict.id] = key
         self._keys_of_rank.setdefault(verdict.rank, set()).add(key)
 
@@ -201,6 +242,7 @@ class Episodes:
         if verdict is not None:
             self._keys_of_rank[verdict.rank].discard(key)
             self._keys_of_id.pop(verdict.id, None)
+            self._asked.pop(verdict.id, None)
         return verdict
 
 

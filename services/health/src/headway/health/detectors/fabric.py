@@ -4,7 +4,8 @@ All ranks wait then, and none of them is at fault. What proves it is that a node
 another one whose agent beats, but whose kernel acknowledges nothing (``connections``), and answers
 no other question either (``probes``): a full backlog of a listening socket loses segments too.
 Of such a pair the node is named that belongs to more of them, or that reaches fewer others. Where
-the pairs have no node in common, the network has come apart, and no replacement helps.
+the pairs have no node in common, or all lead out of one domain, the network has come apart, and no
+replacement helps.
 """
 
 from __future__ import annotations
@@ -75,15 +76,17 @@ class Fabric:
         verdicts += self._close(confirmed)
         if confirmed:
             node = self._suspect(confirmed, beats, clock_s)
-            kind: VerdictKind = KIND if all(node in pair for pair in confirmed) else SPLIT
+            domain = self._domain_of(node, confirmed, beats)
+            is_cut = all(node in pair for pair in confirmed) and not domain
+            kind: VerdictKind = KIND if is_cut else SPLIT
             verdicts += self._episodes.report(
                 fabric_key(node),
                 kind,
                 _evidence(confirmed, beats),
                 advice=advice_for(kind, pairs=_listed(confirmed)),
-                subject="pair",
-                name=_listed(confirmed),
-                node=node,
+                subject="domain" if domain else "pair",
+                name=domain or _listed(confirmed),
+                node=-1 if domain else node,
                 generation=generation,
                 since=Since(_longest_s(confirmed, beats), self._config.beat_interval_s),
             )
@@ -159,6 +162,24 @@ class Fabric:
             return now[node], lately[node], silent, is_named, not is_own, node
 
         return max({node for pair in pairs for node in pair}, key=suspicion)
+
+    def _domain_of(
+        self, suspect: int, pairs: Collection[Pair], beats: Mapping[int, AgentBeat]
+    ) -> str:
+        """The domain that has lost the others as a whole; empty if it is the suspect alone.
+
+        All silent pairs lead out of it then, of several of its nodes, or of one that reaches others
+        of the domain.
+        """
+        nodes = _nodes_by_address(beats)
+        for name, members in self._config.domains.items():
+            if suspect not in members or any((a in members) == (b in members) for a, b in pairs):
+                continue
+            inside = {node for pair in pairs for node in pair if node in members}
+            reached = {nodes.get(address) for address in beats[suspect].reached}
+            if len(inside) > 1 or not reached.isdisjoint(set(members) - {suspect}):
+                return name
+        return ""
 
     def _close(self, confirmed: Collection[Pair]) -> list[Verdict]:
         concerned = {node for pair in confirmed for node in pair}

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import re
+from collections.abc import Collection
 from pathlib import PurePath
 
 from headway.common.wire.messages.health import (
@@ -15,6 +17,8 @@ from headway.common.wire.messages.health import (
 from headway.health.config import HealthConfig
 from headway.health.detectors.episodes import Episodes, Key, Since, fact
 from headway.health.detectors.repeats import Repeats
+from headway.health.first_cause.crashes import CrashCauses
+from headway.health.first_cause.stage import FirstCause
 from headway.health.policy import advice
 from headway.health.rulebook import LINE_SOURCES, Rule, RuleBook
 
@@ -29,8 +33,16 @@ class FindingEpisodes:
     while another problem of the same subject is open.
     """
 
-    def __init__(self, episodes: Episodes, rules: RuleBook, config: HealthConfig) -> None:
+    def __init__(
+        self,
+        episodes: Episodes,
+        rules: RuleBook,
+        config: HealthConfig,
+        first_cause: FirstCause,
+        crashes: CrashCauses,
+    ) -> None:
         self._episodes, self._rules = episodes, rules
+        self._first_cause, self._crashes = first_cause, crashes
         self._quiet_s, self._error_s = config.log_quiet_s, config.beat_interval_s
         self._read_up_to: dict[tuple[int, str, int], int] = {}
         """(node, file, inode) -> offset of the newest finding, as agents repeat them. Files of two
@@ -59,9 +71,13 @@ class FindingEpisodes:
         generation: int,
         findings: tuple[Finding, ...],
         machine: Machine,
+        pids: Collection[int],
         now_s: float,
     ) -> list[Verdict]:
-        """Verdicts for the new findings of a beat. Rules of another version are skipped."""
+        """Verdicts for the new findings of a beat; ``pids`` are those of the ranks of its node.
+
+        Rules of another version are skipped.
+        """
         verdicts: list[Verdict] = []
         for found in findings:
             place = (node, found.file, found.inode)
@@ -70,6 +86,7 @@ class FindingEpisodes:
                 continue
             self._note(place, found.offset)
             verdicts += self._on_new(node, generation, rule, found, machine, now_s)
+            verdicts += self._crashes.on_finding(node, rule, found, pids, now_s)
         return verdicts
 
     def tick(self, now_s: float) -> list[Verdict]:
@@ -94,18 +111,19 @@ class FindingEpisodes:
         key: Key = (KEY, found.rule, node, found.rank)
         if rule.names_device and found.name:
             key = (*key, _part(found.name))
-        if rule.symptom and self._has_other(node, rule, found):
-            return []
+        if rule.symptom:
+            if self._has_other(node, rule, found):
+                return []
+            if (known := self._first_cause.symptom(node, found, now_s)) is not None:
+                return known
         self._repeats.note(key, rule, found.count, now_s)
         if self._repeats.count(key, rule.within_s, now_s) < rule.times:
             return []
         self._newest_s[key] = now_s
         self._counts[key] = self._counts.get(key, 0) + found.count
-        verdicts = self._episodes.report(
+        report = functools.partial(
+            self._episodes.report,
             key,
-            rule.kind,
-            _evidence(rule, found, machine),
-            advice=advice(rule, found.name, found.detail),
             cause=rule.known_cause,
             subject="domain" if rule.names_nobody else rule.subject,
             name=found.name,
@@ -114,10 +132,19 @@ class FindingEpisodes:
             generation=generation,
             since=Since(found.age_s, self._error_s),
         )
-        if rule.repeat is not None and self._repeats.is_alone(key, rule, now_s):
-            again = advice(rule, found.name, found.detail, is_repeated=True)
-            value = f"{rule.repeat.times} within {rule.repeat.within_s:.0f} s, and only here"
-            verdicts += self._episodes.advise(key, again, fact("log", "repeated", value))
+        again, open_one = rule.repeat, self._episodes.get(key)
+        verdicts: list[Verdict] = []
+        if again is None or open_one is None or open_one.kind != again.kind:
+            plain = advice(rule, found.name, found.detail)
+            verdicts = report(rule.kind, _evidence(rule, found, machine), advice=plain)
+        if again is not None and self._repeats.is_alone(key, rule, now_s):
+            further = advice(rule, found.name, found.detail, is_repeated=True)
+            value = f"{again.times} within {again.within_s:.0f} s, and only here"
+            why = fact("log", "repeated", value)
+            if again.kind is not None:
+                verdicts += report(again.kind, (why,), advice=further)
+            else:
+                verdicts += self._episodes.advise(key, further, why)
         return verdicts
 
     def _has_other(self, node: int, rule: Rule, found: Finding) -> bool:

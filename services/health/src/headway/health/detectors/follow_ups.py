@@ -45,13 +45,13 @@ class FollowUps:
     def answered(self, answer: VerdictTaken, clock_s: float) -> list[Verdict]:
         """Return the revision with an answer, or nothing.
 
-        It is nothing if the answer decides nothing or concerns an older revision.
+        It is nothing if the answer decides nothing or concerns an older question.
         """
         key = self._episodes.key_of(answer.id)
         verdict = self._episodes.get(key) if key is not None else None
-        if key is None or verdict is None or verdict.revision != answer.revision:
+        if key is None or verdict is None or not answer.taken or verdict.taken:
             return []
-        if not answer.taken or verdict.taken:
+        if not self._episodes.is_answer(verdict, answer.revision):
             return []
         return self.begin(self._episodes.note_taken(key, answer.taken), clock_s)
 

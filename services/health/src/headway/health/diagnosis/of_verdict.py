@@ -12,10 +12,20 @@ _WHAT: dict[VerdictKind, str] = {
     "silence": "holds up the run", "stopped": "was stopped", "crash": "has ended",
     "unexplained_hang": "no rank moves, and none can be blamed for certain",
     "data_stall": "gets no data", "node_silent": "does not report", "slow_rank": "is slow",
+    "link_flapping": "repeatedly loses its link",
     "fabric_cut": "reaches nobody", "fabric_split": "some nodes do not reach each other",
 }  # fmt: skip
 """What is said of a subject; of other kinds their name is."""
-_SAID: frozenset[VerdictKind] = frozenset({"slow_rank", "not_finite", "silent_corruption"})
+_SAID: frozenset[VerdictKind] = frozenset(
+    {
+        "slow_rank",
+        "not_finite",
+        "silent_corruption",
+        "common_fault",
+        "peer_lost",
+        "collective_timeout",
+    }
+)
 """Kinds that come with a sentence of their own."""
 _ELSEWHERE = frozenset({"line", "finding", "why", "where", "ranks_waiting", "since_step"})
 """Facts that are in the summary or in the place."""

@@ -17,6 +17,8 @@ from headway.common.log import complain
 from headway.common.node.files import replace_json
 from headway.common.wire.messages.health import Verdict
 
+_NO_NEWS = frozenset({"repeated", "victim", "on_node"})
+"""Rows of evidence that tell nothing new of the fault itself."""
 _log = structlog.get_logger(__name__)
 
 
@@ -30,8 +32,8 @@ class Essence(NamedTuple):
 
     @classmethod
     def of(cls, verdict: Verdict) -> Essence:
-        """Repetitions of an open verdict are left out."""
-        rows = [(row.name, row.value) for row in verdict.evidence if row.name != "repeated"]
+        """Repetitions of an open verdict are left out, and who else suffers from it."""
+        rows = [(row.name, row.value) for row in verdict.evidence if row.name not in _NO_NEWS]
         facts = (verdict.kind, verdict.cause, verdict.is_open, verdict.confidence, verdict.remedy)
         return cls(_digest(msgspec.json.encode((facts, rows))), verdict.taken)
 

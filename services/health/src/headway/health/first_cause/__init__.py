@@ -1,0 +1,1 @@
+"""Puts the first cause before what follows from it: one verdict per fault, whatever comes first."""
