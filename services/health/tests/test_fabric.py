@@ -29,12 +29,14 @@ RETRIES_S = (0.2, 0.6, 1.4, 3.0, 6.2, 12.6, 25.4)
 class Cluster:
     """Four nodes of one rank each, whose ranks all wait from ``CUT_S`` on."""
 
-    def __init__(self, own_node: int = 0) -> None:
+    def __init__(
+        self, own_node: int = 0, domains: dict[str, tuple[int, ...]] | None = None
+    ) -> None:
         self.timelines = lockstep(4, 100, lambda _: 0.4)
         for timeline in self.timelines:
             timeline.hang(CUT_S, "NORM")
         self.nodes = [SimulatedNode(node, [one]) for node, one in enumerate(self.timelines)]
-        self.state = MonitorState(HealthConfig(), RUN_ID, own_node)
+        self.state = MonitorState(HealthConfig(domains=domains or {}), RUN_ID, own_node)
         self.cut: dict[int, set[int]] = {}
         """Node -> peers that do not acknowledge what it sends."""
         self.reached: dict[int, set[int]] = {}
@@ -199,6 +201,23 @@ def test_a_network_that_came_apart_costs_no_node_until_one_is_to_blame() -> None
     cluster.cut = {1: {2, 3}}
     kinds = [(one.kind, one.action, one.node) for _, one in cluster.play(30.0, 50.0) if one.is_open]
     assert kinds[-1] == ("fabric_cut", "replace_node", 1)
+
+
+@pytest.mark.parametrize("neighbours", [True, False])
+def test_a_switch_that_loses_the_others_costs_no_node_below_it(neighbours: bool) -> None:
+    """Node 1 reaches its neighbour still; one that reaches nobody is cut off itself."""
+    cluster = Cluster(domains={"switch-a": (0, 1), "switch-b": (2, 3)})
+    cluster.cut = {1: {2}}
+    cluster.reached = {1: {0} if neighbours else set(), 2: {0, 3}}
+    told = [one for _, one in cluster.play(0.0, 30.0)]
+    if neighbours:
+        assert [(one.kind, one.name, one.node) for one in told] == [
+            ("fabric_split", "switch-a", -1)
+        ]
+    else:
+        assert [(one.kind, one.action, one.node) for one in told] == [
+            ("fabric_cut", "replace_node", 1)
+        ]
 
 
 def test_a_node_that_is_silent_altogether_is_no_cut_of_the_fabric() -> None:

@@ -158,6 +158,15 @@ def test_without_a_spare_a_suspected_node_is_only_observed() -> None:
     assert (_taken(actions), events(actions)) == ("observe: no spare is ready", [])
 
 
+def test_a_crash_by_a_broken_machine_costs_the_node_or_without_a_spare_the_worker() -> None:
+    crash = {"kind": "crash", "pid": 100, "generation": 0}
+    assert _taken(Hand().run().send(_verdict("replace_node", **crash))) == "gave up node 0"
+    alone = Hand(nodes=2).run()
+    taken = _taken(alone.send(_verdict("replace_node", **crash)))
+    assert taken == "replaced worker n0w0 of rank 0"
+    assert alone.state.status_of(0) != "lost"
+
+
 def test_a_suspected_spare_carries_no_ranks() -> None:
     hand = Hand().run()
     assert (

@@ -8,6 +8,7 @@ from headway.controller.driver.noted import MAX_NOTED, Noted
 def test_a_verdict_is_noted_once_for_each_revision() -> None:
     noted = Noted()
     assert [noted.is_new("v", revision) for revision in (1, 1, 2, 1)] == [True, False, True, False]
+    assert noted.knows("v") and not noted.knows("w")
 
 
 def test_what_a_peer_invents_does_not_let_it_grow() -> None:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
+from headway.common.config import diff, load
 from headway.common.errors import ConfigError
 from headway.common.wire.messages.health import Verdict
 from headway.health.client import response
@@ -135,6 +138,21 @@ def test_the_narrowest_scope_is_named(
 ) -> None:
     scope = find_scope(concerned, {}, num_nodes, SWITCHES)
     assert (scope.name if scope else None) == name
+
+
+def test_domains_are_read_from_a_file_and_pass_through_a_command_line(tmp_path: Path) -> None:
+    file = tmp_path / "health.toml"
+    file.write_text("[domains]\nswitch-a = [0, 1, 2, 3]\nrack_1 = [0, 4]\n")
+    config = load(HealthConfig, [file])
+    assert config.domains == {"switch-a": (0, 1, 2, 3), "rack_1": (0, 4)}
+    changed = diff(HealthConfig(), config)
+    options = [f"{key}={value}" for key, (_, value) in changed.items()]
+    assert load(HealthConfig, overrides=options) == config
+    with pytest.raises(ConfigError, match=r"domains.switch-a\[1\] = 'x' is of type str"):
+        load(HealthConfig, overrides=["domains={switch-a=[0, 'x']}"])
+    with pytest.raises(ConfigError, match="of type list") as refused:
+        load(HealthConfig, overrides=["domains=[0, 1]"])
+    assert "expected a table" in str(refused.value.remedy)
 
 
 @pytest.mark.parametrize(
