@@ -129,10 +129,9 @@ class Verdicts:
         if node.status == "lost":
             return f"none: node {node.number} is lost already", []
         is_cut = verdict.kind == CUT
-        ended = core.generation - (
-            0 if is_cut else 1
-        )  # a crash may have been recovered from already
-        if verdict.kind in (CUT, "crash") and 0 <= verdict.generation < ended:
+        # a crash may have been recovered from already
+        oldest = core.generation if is_cut else core.generation - 1
+        if verdict.kind in (CUT, "crash") and 0 <= verdict.generation < oldest:
             return f"none: generation {verdict.generation} has ended", []
         carried = ""
         if not node.ranks:
