@@ -10,10 +10,13 @@ from typing import Any
 
 import pytest
 from headway.common.errors import InputError
+from headway.common.wire import codec
+from headway.common.wire.messages.summaries import StepSum, StepSummary
 from headway.console.analysis.rank_times import PASSES
 from headway.console.cli import main
 from headway.console.pictures.page import Page
 from headway.console.testing import FakeRun
+from headway.health.store.summary_file import framed
 
 from console.tests.conftest import Shell
 
@@ -90,3 +93,21 @@ def test_a_rank_that_a_verdict_names_is_marked(fake: FakeRun) -> None:
     fake.folder.verdicts.write_text(json.dumps(verdict) + "\n")
     shown = {one["kind"]: one for one in pictures_in(fake.run.diagnosis().page().html())}
     assert shown["grid"]["data"]["why"] == ["rank 1 on node 0 is slow"]
+
+
+def test_slow_steps_that_the_command_reports_are_in_the_page_as_well(fake: FakeRun) -> None:
+    fake.advance()
+    sums = [
+        StepSum(rank, 0, step, step, 0, own_us + 9_000, own_us, 100, 0, 0, 0, 0, ())
+        for step in range(50)
+        for rank in range(2)
+        for own_us in [160_000 if rank == 1 and step >= 20 else 100_000]
+    ]
+    message = codec.encode(
+        StepSummary(run_id="0badcafe", node=0, pid=1, boot_id="b", sequence=1, num_dropped=0,
+                    steps=tuple(sums))
+    )  # fmt: skip
+    fake.folder.summaries.mkdir(parents=True, exist_ok=True)
+    (fake.folder.summaries / "summary-1.msgpack").write_bytes(framed([message]))
+    [found] = fake.run.diagnosis().found.found
+    assert (found.cause, [one.rank for one in found.culprits]) == ("compute", [1])

@@ -97,7 +97,7 @@ def test_wrong_numbers_are_named_by_rank_and_tensor(
 
     until(named)
     assert {(one.rank, one.node, one.action) for one in named()} == {(RANK, 0, "observe")}
-    found = diagnose_run(run.folder.verdicts.parent).found
+    found = diagnose_run(run.folder.verdicts.parent, run.folder.summaries).found
     assert any(re.fullmatch(sentence, one.summary) for one in found)
     until(lambda: any(re.fullmatch(sentence, one) for one in Findings(run).update()))
 

@@ -40,7 +40,9 @@ class RunDiagnosis:
 
     def __init__(self, run: RunRecords) -> None:
         self._run, self._grid = run, run.config.parallel.grid
-        self.found: Diagnosed = diagnose_run(run.folder.verdicts.parent)
+        self.found: Diagnosed = diagnose_run(
+            run.folder.verdicts.parent, run.folder.summaries, self._grid
+        )
 
     # ---- data ---------------------------------------------------------------------------------
     @cached_property

@@ -119,9 +119,7 @@ def diagnose_folder(folder: Path) -> Diagnosed:
     return Diagnosed(tuple(found), lines, is_wrong, evidence.read, evidence.unread, waiting)
 
 
-def diagnose_run(
-    control: Path, summaries: Path | None = None, grid: Grid | None = None
-) -> Diagnosed:
+def diagnose_run(control: Path, summaries: Path, grid: Grid | None = None) -> Diagnosed:
     """What is wrong with a run now, else the last fault.
 
     That is what its monitor holds against somebody, and what slows its newest steps.
@@ -135,7 +133,7 @@ def diagnose_run(
     verdicts = verdicts_of(control)
     now = [one for one in verdicts if one.is_open]
     held = [diagnosis_of(one) for one in sorted(now, key=lambda one: -one.confidence)]
-    slow = slow_steps(summaries or control, grid, verdicts)
+    slow = slow_steps(summaries, grid, now)  # what is over does not explain these steps
     found = [*held, *(one for one in slow.found if not is_known(one, held))]
     lines = tuple(lines_of(found, time.time())) if found else ("nothing is wrong now",)
     is_wrong = bool(found)
