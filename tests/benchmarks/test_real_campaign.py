@@ -20,6 +20,7 @@ from benchmarks.campaign.peers.dumps import PREFIX, played_cases
 from benchmarks.campaign.peers.side_by_side import Answer, answer
 from benchmarks.campaign.real.judge import BY_NAME, figures, missed, wrong_with
 from benchmarks.campaign.real.kinds import INJECTIONS, agrees, is_accusing, refused
+from benchmarks.campaign.real.said import accused
 from benchmarks.campaign.real.tier import plan
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -111,6 +112,29 @@ def test_a_verdict_is_right_by_its_kind_cause_and_subject(
 ) -> None:
     verdict = msgspec.structs.replace(CRASH, **change)
     assert agrees(BY_NAME[injection], verdict, (2,), 0) is is_right
+
+
+@pytest.mark.parametrize(
+    ("injection", "change", "whom"),
+    [
+        ("kill", {}, "target"),
+        ("kill", {"kind": "silence"}, "target"),
+        ("kill", {"rank": 3}, "innocent"),
+        ("kill", {"rank": -1}, "target"),
+        ("kill", {"rank": -1, "node": 1}, "innocent"),
+        ("kill", {"rank": -1, "node": -1}, "nobody"),
+        (
+            "skip",
+            {"kind": "unexplained_hang", "rank": -1, "cause": "collective_mismatch"},
+            "nobody",
+        ),
+    ],
+)
+def test_whoever_else_a_verdict_is_about_is_an_innocent(
+    injection: str, change: dict[str, Any], whom: str
+) -> None:
+    verdict = msgspec.structs.replace(CRASH, **change)
+    assert accused(BY_NAME[injection], verdict, (2,), 0) == whom
 
 
 def test_a_victim_and_what_is_over_accuse_nobody() -> None:

@@ -15,15 +15,14 @@ from headway.common.node.arming import disarm, fired
 from headway.common.node.process import ProcessId
 from headway.common.polling import wait_until
 from headway.common.wire.messages.driver import Status
-from headway.common.wire.messages.health import Verdict
 from headway.console.run import Run
 from headway.controller.faults import cgroups
 from headway.controller.faults import fault_effects as effects
 from headway.controller.faults.inside import INSIDE
-from headway.health.journal import newest_revisions, read_verdicts
 from headway.testkit.journal import query
 
-from benchmarks.campaign.real.kinds import Injection, agrees, is_accusing
+from benchmarks.campaign.real.kinds import Injection, agrees
+from benchmarks.campaign.real.said import Said
 from benchmarks.drill import look
 from benchmarks.drill.local import LocalRun
 from benchmarks.drill.rig import Rig
@@ -51,9 +50,7 @@ class InjectedRun(LocalRun):
     def __init__(self, rig: Rig, run: Run, seed: int) -> None:
         super().__init__(run, seed)
         self._rig = rig
-        self._seen: dict[tuple[str, int], tuple[float, int]] = {}
-        """When each revision was first seen, by the monotonic clock, and the newest step then."""
-        self._begun_step = 0
+        self._said = Said(run)
         self._step_s = 0.0
         self._slowing: contextlib.ExitStack | None = None
         self.number = 0
@@ -61,8 +58,8 @@ class InjectedRun(LocalRun):
     # ---- the steps of an injection ---------------------------------------------------------------
     def ready(self) -> Status:
         """Once nothing is left of what was injected before, and steps of usual length follow."""
-        if not wait_until(lambda: not self._open(), CLOSED_LIMIT_S, every_s=0.5):
-            raise DeadlineError(f"verdicts are still open: {self._open()}")
+        if not wait_until(lambda: not self._said.open(), CLOSED_LIMIT_S, every_s=0.5):
+            raise DeadlineError(f"verdicts are still open: {self._said.open()}")
         status = look.healthy(self.run, 2)
         steps = USUAL_STEPS if self.current.goal == "slow" else 8
         return look.healthy(self.run, status.step + steps, limit_s=SLOW_LIMIT_S)
@@ -77,13 +74,11 @@ class InjectedRun(LocalRun):
         ended = self._pids(strike.ranks) if one.target in ("worker", "node") else set[int]()
         strike.victims = ended
         strike.fallen = ended if one.ends else set()
-        for known in self._verdicts_now():
-            self._seen[known.id, known.revision] = (0.0, 0)
         sql = "SELECT duration_s FROM metrics ORDER BY step DESC LIMIT 16"
         self._step_s = statistics.median(row[0] for row in query(self.run, sql))
         strike.struck_at_s = time.monotonic()
+        self._said.begin()
         self._begin()
-        self._begun_step = _step(self.run)
 
     def await_steps(self) -> None:
         """Wait for a right verdict, or for as long as one may take; then for a recovery."""
@@ -91,7 +86,7 @@ class InjectedRun(LocalRun):
         if one.says:
             wait_until(self._is_named_or_late, SLOW_LIMIT_S, every_s=0.05)
         else:
-            wait_until(lambda: bool(self._said()), one.seconds + QUIET_S, every_s=0.05)
+            wait_until(lambda: bool(self._said.accusing()), one.seconds + QUIET_S, every_s=0.05)
         if one.ends:
             super().await_steps()
 
@@ -128,8 +123,7 @@ class InjectedRun(LocalRun):
 
     def said_so_far(self) -> list[dict[str, Any]]:
         """The accusing verdicts since the strike, the first one first."""
-        said = [self._described(verdict) for verdict in self._said()]
-        return sorted(said, key=lambda each: float(each["after_s"]))
+        return self._said.rows(self.current, self.now.ranks, self._node_hit, self.now.struck_at_s)
 
     # ---- what is done ----------------------------------------------------------------------------
     def _begin(self) -> None:
@@ -183,69 +177,19 @@ class InjectedRun(LocalRun):
         nodes = {row.node for row in self._status.ranks} - {look.home_of(self._status)}
         return self._random.choice(sorted(nodes))
 
-    # ---- what is said ----------------------------------------------------------------------------
-    def _verdicts_now(self) -> list[Verdict]:
-        return read_verdicts(self.run.folder.verdicts)
-
-    def _open(self) -> list[str]:
-        return [one.id for one in newest_revisions(self._verdicts_now()) if one.is_open]
-
-    def _said(self) -> list[Verdict]:
-        """The first accusing revision of each verdict since the strike."""
-        now_s, found = time.monotonic(), dict[str, Verdict]()
-        for verdict in self._verdicts_now():
-            key = (verdict.id, verdict.revision)
-            if key not in self._seen:
-                self._seen[key] = (now_s, _step(self.run))
-            if self._seen[key][0] and is_accusing(verdict):
-                kind = f"{verdict.id} {verdict.kind}"
-                found.setdefault(kind, verdict)
-        return list(found.values())
+    def _is_named_or_late(self) -> bool:
+        one, node = self.current, self._node_hit
+        if any(agrees(one, said, self.now.ranks, node) for said in self._said.accusing()):
+            return True
+        if one.goal == "slow":
+            return self._said.num_steps > SLOW_LIMIT_STEPS
+        limit_s = self._hang_limit_s if one.goal == "hang" else one.seconds
+        return time.monotonic() - self.now.struck_at_s > limit_s + NAMED_LIMIT_S
 
     @property
     def _hang_limit_s(self) -> float:
         health = self.run.config.health
         return max(health.silence_floor_s, health.silence_factor * self._step_s)
-
-    def _is_right(self, verdict: Verdict) -> bool:
-        return agrees(self.current, verdict, self.now.ranks, self._node_hit)
-
-    def _is_named_or_late(self) -> bool:
-        if any(map(self._is_right, self._said())):
-            return True
-        took_s = time.monotonic() - self.now.struck_at_s
-        if self.current.goal == "slow":
-            return _step(self.run) - self._begun_step > SLOW_LIMIT_STEPS
-        limit_s = self._hang_limit_s if self.current.goal == "hang" else self.current.seconds
-        return took_s > limit_s + NAMED_LIMIT_S
-
-    def _described(self, verdict: Verdict) -> dict[str, Any]:
-        seen_s, step = self._seen[verdict.id, verdict.revision]
-        who = f"rank {verdict.rank}" if verdict.rank >= 0 else f"node {verdict.node}"
-        who = who if max(verdict.rank, verdict.node) >= 0 else "the run"
-        return {
-            "text": f"{verdict.kind} of {who}",
-            "kind": verdict.kind,
-            "cause": verdict.cause,
-            "subject": verdict.subject,
-            "name": verdict.name,
-            "confidence": verdict.confidence,
-            "is_right": self._is_right(verdict),
-            "accuses": self._accuses(verdict),
-            "after_s": round(seen_s - self.now.struck_at_s, 2),
-            "steps": step - self._begun_step,
-            "evidence": [f"{fact.name}: {fact.value}"[:300] for fact in verdict.evidence],
-        }
-
-    def _accuses(self, verdict: Verdict) -> str:
-        if self._is_right(verdict):
-            return "nobody" if self.current.names == "program" else "target"
-        if verdict.rank < 0 and verdict.node < 0:
-            return "nobody"
-        is_target = verdict.rank in self.now.ranks if verdict.rank >= 0 else (
-            verdict.node == self._node_hit or self.current.names == "part"
-        )  # fmt: skip
-        return "target" if is_target else "innocent"
 
     def _target(self) -> str:
         one = self.current
@@ -296,7 +240,3 @@ def slowed(processes: Sequence[ProcessId], factor: float) -> Iterator[None]:
         finally:
             is_over.set()
             thread.join()
-
-
-def _step(run: Run) -> int:
-    return int(query(run, "SELECT MAX(step) FROM metrics")[0][0] or 0)
