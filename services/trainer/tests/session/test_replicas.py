@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -12,12 +13,16 @@ import torch
 from headway.common.config import from_dict
 from headway.common.node.arming import arm
 from headway.common.node.failpoints import configure
+from headway.common.plan.schedule.actions import Kind
 from headway.testkit.trainer.gloo_threads import over_gloo
 from headway.testkit.trainer.layouts import GRIDS, small_run
 from headway.testkit.trainer.synthetic import synthetic
 from headway.trainer.comm.groups import Groups
+from headway.trainer.comm.interface import Comm
 from headway.trainer.config import RunConfig
+from headway.trainer.device.recorder import NoRecorder, Recorder
 from headway.trainer.session.hooks import StepHooks, StepResult
+from headway.trainer.session.replicas import Replicas
 from headway.trainer.session.session import Session
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -41,7 +46,7 @@ class _Steps(StepHooks):
 
 def _train(
     grid: str, every: int = EVERY, change: Callable[[Session], object] = lambda _: None,
-    dtype: str = "fp32",
+    dtype: str = "fp32", recorder: Callable[[], Recorder] = NoRecorder,
 ) -> list[list[StepResult]]:  # fmt: skip
     degrees = GRIDS.get(grid, {"tp": 4})
     settings: dict[str, Any] = small_run(
@@ -53,7 +58,9 @@ def _train(
 
     def member(groups: Groups) -> list[StepResult]:
         rank = groups.every_rank.rank
-        session = Session(config, rank, data_factory=synthetic(config, rank), rehearses=False)
+        session = Session(
+            config, rank, data_factory=synthetic(config, rank), rehearses=False, recorder=recorder()
+        )
         hooks = _Steps(session, change)
         session.join(groups)
         session.load("init")
@@ -123,6 +130,35 @@ def test_of_two_copies_of_a_master_weight_the_pair_is_named() -> None:
     named = _named(_train("tp2", change=_flip_norm))
     assert list(named) == [(step, 0) for step in CHECKED]
     assert named[CHECKED[0], 0].endswith(", of one of the ranks 0, 1, differ")
+
+
+class _OpenKind(NoRecorder):
+    """Knows in which action its rank is."""
+
+    kind = -1
+
+    @contextmanager
+    def record(self, kind: int, **fields: int) -> Iterator[int]:
+        with super().record(kind, **fields) as slot:
+            before, self.kind = self.kind, kind
+            yield slot
+            self.kind = before
+
+
+def test_what_a_comparison_waits_in_is_what_its_record_says(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    gathered, found = Replicas._gathered, set()
+
+    def noting(self: Replicas, comm: Comm, digests: list[torch.Tensor]) -> list[tuple[float, ...]]:
+        recorder = self._context.recorder
+        assert isinstance(recorder, _OpenKind)
+        found.add(("dp" if comm is self._dp else "tp", recorder.kind))
+        return gathered(self, comm, digests)
+
+    monkeypatch.setattr(Replicas, "_gathered", noting)
+    _train("tp2xdp2", recorder=_OpenKind)
+    assert found == {("dp", Kind.ALL_GATHER), ("tp", Kind.TENSOR_PARALLEL)}
 
 
 @pytest.mark.parametrize("grid", ["dp4", "tp2xpp2xdp2"])

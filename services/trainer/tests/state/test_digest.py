@@ -51,7 +51,8 @@ def test_it_does_not_depend_on_the_size_of_pieces_nor_on_threads(
 ) -> None:
     values = _bits(1, 100_000)
     wanted = int(digest(values))
-    mixed = [word ^ (word >> 29) for word in values.tolist()]
+    words = [word % (1 << 64) for word in values.tolist()]
+    mixed = [word ^ (word >> 29) for word in words]
     python = sum((2 * at + 1) * word for at, word in enumerate(mixed)) % (1 << 64)
     assert wanted % (1 << 64) == python
     monkeypatch.setattr(digests, "CPU_WORDS", 777)
@@ -66,6 +67,13 @@ def test_two_signs_that_flip_do_not_cancel(dtype: torch.dtype) -> None:
         before = int(digest(values))
         values[[step - 1, other * step - 1]] = -1.0
         assert int(digest(values)) != before
+
+
+def test_all_bits_that_flip_at_once_change_it() -> None:
+    values = torch.zeros(64, dtype=torch.int64)
+    before = int(digest(values))
+    values[5] = -1
+    assert int(digest(values)) != before
 
 
 def test_swapped_values_are_different() -> None:

@@ -104,9 +104,9 @@ class HealthConfig:
 
     digest_every: int = 20
     """Steps between two comparisons of the weights that several ranks hold copies of; 0 compares
-    never. A comparison reads the rank's weights once (0.6 ms per MB, measured on one core) and
+    never. A comparison reads the rank's weights once (0.7 ms per MB, measured on one core) and
     gathers 16 bytes per chunk over its replicas. With 1,024 tokens per rank and step at 50 GFLOP/s
-    that is 2 % of a step, and with this interval 0.1 % of the run."""
+    that is 2 to 3 % of a step, and with this interval 0.1 % of the run."""
 
     log_quiet_s: float = 60.0
     """A log episode ends after this long without a matching line; logs print every few seconds."""

@@ -58,6 +58,8 @@ class Replicas:
 
     def _parameters(self) -> list[str]:
         flats, rank = self._context.flats, self._context.rank
+        if self._dp.size == 1:
+            return []
         rows = self._gathered(self._dp, [digest(flat.params) for flat in flats])
         if all(row == rows[0] for row in rows):
             return []
@@ -78,9 +80,11 @@ class Replicas:
 
     def _masters(self) -> list[str]:
         """Each of tensor parallelism's ranks updates its own copy of what is not split."""
+        if self._tp.size == 1:
+            return []
         pieces = [one for flat in self._context.flats for one in _copied_over_tp(flat)]
         rows = self._gathered(self._tp, [digest(values) for _, values in pieces])
-        for index, (name, _) in enumerate(pieces if rows else []):
+        for index, (name, _) in enumerate(pieces):
             column = [row[2 * index : 2 * index + 2] for row in rows]
             most, count = Counter(column).most_common(1)[0]
             if 2 * count <= len(column) and self._tp.rank == 0:
@@ -91,8 +95,8 @@ class Replicas:
         return []
 
     def _gathered(self, comm: Comm, digests: list[torch.Tensor]) -> list[tuple[float, ...]]:
-        """The digests of each member of a group; none in a group of one."""
-        if comm.size == 1 or not digests:
+        """The digests of each member of a group."""
+        if not digests:
             return []
         mine = torch.cat([halves(one) for one in digests])
         everyone = torch.empty(comm.size * len(mine), dtype=mine.dtype, device=mine.device)

@@ -2,9 +2,9 @@
 
 It is the sum of all 64-bit words, each times an odd number that grows with its position, modulo
 2^64. An odd factor loses no bit, so any single bit that differs changes the sum. Before, each word
-is mixed with its own upper bits, which no two words share: otherwise sign bits that flip in two
-words would add 2^63 twice, which is nothing. Additions modulo 2^64 may be made in any order and in
-pieces: every device gives the same number.
+is mixed with its own upper bits, by which no two words become equal: otherwise the uppermost bits
+of two words, which are signs, would add 2^63 twice, which is nothing. Additions modulo 2^64 may be
+made in any order and in pieces: every device gives the same number.
 """
 
 from __future__ import annotations
@@ -15,6 +15,9 @@ WORD_BYTES = 8
 CPU_WORDS = 1 << 15
 """Words of a piece on a CPU, so that what is made of them stays in its cache."""
 GPU_WORDS = 1 << 24
+MIX_BITS = 29
+_LOWER = (1 << 64 - MIX_BITS) - 1
+"""Makes the arithmetic shift of torch a logical one."""
 
 
 def digest(values: torch.Tensor, first: int = 0) -> torch.Tensor:
@@ -34,8 +37,9 @@ def digest(values: torch.Tensor, first: int = 0) -> torch.Tensor:
     total = torch.zeros((), dtype=torch.int64, device=values.device)
     for start in range(0, len(words), size):
         piece = words[start : start + size]
-        mixed = piece ^ (piece >> 29)
-        total += (mixed * factors[: len(piece)]).sum() + 2 * (first + start) * mixed.sum()
+        mixed = (piece >> MIX_BITS).bitwise_and_(_LOWER).bitwise_xor_(piece)
+        total += 2 * (first + start) * mixed.sum()
+        total += mixed.mul_(factors[: len(piece)]).sum()
     return total
 
 
