@@ -40,7 +40,8 @@ def mounted(folder: Path, *words: str | Path) -> Iterator[Path]:
     try:
         yield folder
     finally:
-        subprocess.run(["umount", folder], check=True)
+        # tests beside this one make mount namespaces, in which a copy keeps it busy until they end
+        subprocess.run(["umount", "--lazy", folder], check=True)
 
 
 @contextlib.contextmanager
