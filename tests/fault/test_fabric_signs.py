@@ -165,13 +165,20 @@ def test_a_fault_of_the_network_names_the_peer(
 ) -> None:
     since, began_s = _settle(job), time.monotonic()
     strike(job.bed)
-    wait_until(lambda: any(job.found(node, since) for node in (0, 1)), what=rule, timeout_s=LIMIT_S)
+    # where all cores are busy, a delay that begins is a moment without any answer at first
+    expected = {rule, "fabric_stop"} if rule == "fabric_delay" else {rule}
+    wait_until(
+        lambda: any(found[0] == rule for node in (0, 1) for found in job.found(node, since)),
+        what=rule,
+        timeout_s=LIMIT_S,
+    )
     print(
         f"{rule} after {time.monotonic() - began_s:.1f} s", job.found(0, since), job.found(1, since)
     )
     for node in (0, 1):
         for found, name, subject, line in job.found(node, since):
-            assert (found, name, subject) == (rule, job.addresses[1 - node], "peer"), line
+            assert found in expected, line
+            assert (name, subject) == (job.addresses[1 - node], "peer"), line
             assert job.addresses[node] in line
 
 

@@ -171,6 +171,7 @@ def test_trouble_left_by_a_killed_daemon_ends_with_the_first_slot_of_its_heir(
     spec = stream_spec(prefix, seq_len=8, micro_batch_size=1, ring_slots=2)
     with DataClient(bad_disk.daemon.endpoint, spec=spec) as client:
         rows(client, 1)
+        wait_until(lambda: bad_disk.daemon.status().streams[0].filled >= 2, what="the next slot")
         bad_disk.fails_with("EIO")
         rows(client, 1)
         wait_until(lambda: bool(errors(bad_disk)), what="the trouble in the status")

@@ -93,7 +93,7 @@ def test_a_limit_that_is_too_low_for_the_clients_is_logged_with_a_remedy() -> No
 def test_strangers_who_take_every_descriptor_leave_some_for_files() -> None:
     with Flooded(800) as flooded:
         with Client(flooded.endpoint) as friend, strangers(flooded.endpoint, 1000):
-            friend.call(Ping(), Pong)
+            friend.call(Ping(), Pong, timeout_s=LIMIT_S)  # behind a thousand strangers
             was_shut = 0
             assert wait_until(lambda: flooded.look()[1], LIMIT_S), "descriptors were left"
             while was_shut < 60:  # 3 of the 4 s for which it is shut
