@@ -271,6 +271,18 @@ def test_capitals_in_contains_rule_no_line_out(tmp_path: Path) -> None:
             "confidence = 0.6\nrepeat = { times = 2, within_s = 0.0, remedy = 'x' }",
             "repeat = '2 within 0.0 s'",
         ),
+        (
+            "confidence = 0.6",
+            "confidence = 0.6\nrepeat = { times = 2, within_s = 9.0, remedy = 'x', "
+            "kind = 'link_flapping' }",
+            "repeat.kind = 'link_flapping'",
+        ),
+        (
+            "confidence = 0.6",
+            "confidence = 0.6\nrepeat = { times = 2, within_s = 9.0, remedy = 'x', "
+            "confidence = 7.0 }",
+            "repeat.confidence = 7.0",
+        ),
         ("confidence = 0.6", "confidence = 0.6\ncolour = 'red'", "colour"),
         ('name = "tokens_lost"', 'name = "gpu_lost"', "gpu_lost"),
         ('name = "tokens_lost"', 'name = "a:b"', "a:b"),

@@ -138,6 +138,9 @@ def _rule(entry: object, file: str) -> Rule:
         _refuse(file, rule.name, "name", rule.name, "a name of a to z, 0 to 9 and _")
     if not 0 <= rule.confidence <= 1:
         _refuse(file, rule.name, "confidence", rule.confidence, "a number from 0 to 1")
+    then = rule.repeat.confidence if rule.repeat is not None else None
+    if then is not None and not 0 <= then <= 1:
+        _refuse(file, rule.name, "repeat.confidence", then, "a number from 0 to 1")
     _check_times(file, rule)
     for text in rule.expressions:
         try:
