@@ -28,7 +28,7 @@ FILES = {
 def stand_ins() -> Iterator[Path]:
     """Have the agents of runs that are started meanwhile read these, in the folder it yields.
 
-    Without a C compiler there is no GPU: ``headway inject gpu`` is refused then.
+    Without a C compiler ``headway inject gpu`` is refused, as no GPU can be made up.
     """
     with tempfile.TemporaryDirectory(prefix="hw-signs-") as made:
         folder = Path(made)

@@ -158,8 +158,9 @@ class InjectedRun(LocalRun):
 
     def _await_holder(self) -> None:
         """Until the process that holds the fault is there; what it freezes, frozen."""
-        is_there = lambda: bool(self._rig.holders()) or self._is_gone()  # noqa: E731
-        if not wait_until(is_there, STARTED_LIMIT_S, every_s=0.05):
+        if not wait_until(
+            lambda: bool(self._rig.holders()) or self._is_gone(), STARTED_LIMIT_S, every_s=0.05
+        ):
             raise DeadlineError(f"nobody holds {self.now}: see logs/faults.log")
         self._holder = next(iter(self._rig.holders()), None)
         if self.current.fault in FROZEN:

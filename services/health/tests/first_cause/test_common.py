@@ -25,15 +25,15 @@ def costs_a_node(verdicts: list[Verdict]) -> list[int]:
 def test_one_flap_is_noted_and_two_within_five_minutes_cost_the_node(num_nodes: int) -> None:
     played = Played(num_nodes, 1)
     played.find(1, flap(1))
-    told = played.run(5.0)
-    assert [(one.kind, one.cause, response(one)) for one in told] == [
+    reported = played.run(5.0)
+    assert [(one.kind, one.cause, response(one)) for one in reported] == [
         ("network_fault", "link_flap", "observe")
     ]
     played.run(90.0)
     played.find(1, flap(1))
-    told = played.run(5.0)
-    assert costs_a_node(told) == [1]
-    (verdict,) = [one for one in told if one.is_open]
+    reported = played.run(5.0)
+    assert costs_a_node(reported) == [1]
+    (verdict,) = [one for one in reported if one.is_open]
     assert (verdict.kind, verdict.subject, verdict.name) == ("link_flapping", "nic", "mlx5_0/1")
     played.find(1, flap(1))
     assert played.run(5.0) == [], "a third one changes nothing"

@@ -14,8 +14,8 @@ def test_lines_that_come_after_the_end_are_rows_of_it() -> None:
     (crash,) = played.run()
     played.find(1, closed_by_peer(2), closed_by_peer(3))
     played.find(2, closed_by_peer(4))
-    told = played.run(2 * WAIT_S)
-    assert {one.id for one in told} == {crash.id}
+    reported = played.run(2 * WAIT_S)
+    assert {one.id for one in reported} == {crash.id}
     (verdict,) = played.open()
     victims = rows(verdict, "victim")
     assert [text.split(":")[0] for text in victims] == [

@@ -18,7 +18,7 @@ from headway.common.node.files import replace_json
 from headway.common.wire.messages.health import Verdict
 
 _NO_NEWS = frozenset({"repeated", "victim", "on_node"})
-"""Rows of evidence that tell nothing new of the fault itself."""
+"""Rows of evidence that add nothing to what is known of the fault itself."""
 _log = structlog.get_logger(__name__)
 
 
