@@ -273,14 +273,12 @@ def test_capitals_in_contains_rule_no_line_out(tmp_path: Path) -> None:
         ),
         (
             "confidence = 0.6",
-            "confidence = 0.6\nrepeat = { times = 2, within_s = 9.0, remedy = 'x', "
-            "kind = 'link_flapping' }",
+            "confidence = 0.6\nrepeat = { times = 2, within_s = 9.0, remedy = '', kind = 'link_flapping' }",
             "repeat.kind = 'link_flapping'",
         ),
         (
             "confidence = 0.6",
-            "confidence = 0.6\nrepeat = { times = 2, within_s = 9.0, remedy = 'x', "
-            "confidence = 7.0 }",
+            "confidence = 0.6\nrepeat = { times = 2, within_s = 9.0, remedy = '', confidence = 7.0 }",
             "repeat.confidence = 7.0",
         ),
         ("confidence = 0.6", "confidence = 0.6\ncolour = 'red'", "colour"),
