@@ -56,6 +56,18 @@ def rank(folder: Path) -> Iterator[WorkerSignals]:
             process.kill()
 
 
+def _whole_answer(source: StackSource, worker: WorkerSignals, folder: Path) -> Path:
+    """The file with the rank's stack; it is written in pieces, and read meanwhile."""
+
+    def is_whole() -> bool:
+        is_known = "<module>" in source.read([worker])[3]
+        return is_known and all(one.read_text().endswith("\n") for one in folder.glob("stacks-*"))
+
+    wait_until(is_whole, what="an answer", timeout_s=30)
+    [path] = folder.glob("stacks-*")
+    return path
+
+
 def test_a_rank_that_holds_the_lock_shows_its_place(tmp_path: Path) -> None:
     with rank(tmp_path) as worker:
         source = StackSource(tmp_path)
@@ -67,8 +79,7 @@ def test_it_is_asked_again_after_a_while_and_keeps_its_place_meanwhile(tmp_path:
     now_s = [0.0]
     with rank(tmp_path) as worker:
         source = StackSource(tmp_path, clock_s=lambda: now_s[0])
-        wait_until(lambda: bool(source.read([worker])[3]), what="an answer", timeout_s=30)
-        [path] = tmp_path.glob("stacks-*")
+        path = _whole_answer(source, worker, tmp_path)
         size = path.stat().st_size
         now_s[0] = AGAIN_S + 1.0
         assert "<module>" in source.read([worker])[3]
@@ -79,8 +90,7 @@ def test_a_rank_that_moves_is_not_asked_again_at_each_beat(tmp_path: Path) -> No
     now_s = [0.0]
     with rank(tmp_path) as worker:
         source = StackSource(tmp_path, clock_s=lambda: now_s[0])
-        wait_until(lambda: bool(source.read([worker])[3]), what="an answer", timeout_s=30)
-        [path] = tmp_path.glob("stacks-*")
+        path = _whole_answer(source, worker, tmp_path)
         size = path.stat().st_size
         for head in range(10, 40):
             now_s[0] += 0.5
