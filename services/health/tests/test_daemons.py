@@ -175,7 +175,7 @@ def test_an_agent_that_ends_saves_the_flight_records_of_its_ranks(bench: Bench) 
         send_line(child, "end")
         child.wait()
         agent.terminate()
-        assert agent.wait(20) == 0
+        assert agent.wait(60) == 0
     reader = FlightReader(bench.root / "shm" / "flight-0.bin")
     [window] = event_files(events, node=4)
     stored = pl.read_parquet(window.path)
@@ -212,7 +212,7 @@ def test_ranks_that_end_while_the_agent_saves_their_records_have_not_crashed(ben
         )
         assert agent.poll() is None and bench.verdicts == []
         os.close(reader_waits[0])
-        assert agent.wait(20) == 0
+        assert agent.wait(60) == 0
     slow.unlink()
     assert [len(pl.read_parquet(window.path)) > 0 for window in event_files(events, 4)] == [True]
 
