@@ -14,6 +14,7 @@ import signal
 import socket
 import sys
 from pathlib import Path
+from typing import NoReturn
 
 from headway.common import installed
 from headway.common.config import load
@@ -31,11 +32,12 @@ log = get_logger("zygote")
 
 
 def serve(run_dir: Path, node: int) -> int:
-    """Fork on request until SIGTERM. Never returns in a forked child.
+    """Fork on request until SIGTERM, which ends the process. Never returns in a forked child.
 
     Returns 1 when the source changed while it was imported: the next zygote imports one version.
     """
     source = installed.source()  # cached: the workers report it as theirs
+    gc.disable()  # what is imported stays: collections in between would find nothing, for 0.4 s
     import headway.trainer.session.session  # noqa: F401 - imported before the fork, so that no worker has to
     import torch
     from headway.trainer.worker.worker import main
@@ -46,8 +48,7 @@ def serve(run_dir: Path, node: int) -> int:
         return 1
     torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # children are reaped by the kernel
-    end = _End()
-    signal.signal(signal.SIGTERM, end)
+    signal.signal(signal.SIGTERM, _end)
     folder = RunDir(run_dir)
     on_gpu = load(RunConfig, files=[folder.config]).train.device == "gpu"
     paths = NodePaths(folder.run_id, node)
@@ -55,10 +56,11 @@ def serve(run_dir: Path, node: int) -> int:
     path.unlink(missing_ok=True)
     gc.collect()
     gc.freeze()  # keeps pages shared, and keeps collections during a recovery off torch's objects
+    gc.enable()
     beat = ZygoteBeat(paths.shm_dir)
     with contextlib.closing(_Requests(path)) as requests:
         log.info("zygote is up", node=node, threads=len(os.listdir("/proc/self/task")))
-        while not end.is_asked:
+        while True:
             beat.turn()
             requests.keep_reachable()
             try:
@@ -80,17 +82,11 @@ def serve(run_dir: Path, node: int) -> int:
                 _become_worker(run_dir, name)
                 os._exit(main(run_dir, node, name))
             beat.forked(name, pid)
-    return 0
 
 
-class _End:
-    """Ends the zygote at once; at its next turn if what it raises is lost, as in a destructor."""
-
-    is_asked = False
-
-    def __call__(self, *_: object) -> None:
-        self.is_asked = True
-        sys.exit(0)
+def _end(*_: object) -> NoReturn:
+    """End at once: to take apart the modules of torch, as an exit does, takes 0.4 s of CPU."""
+    os._exit(0)
 
 
 class _Requests:
@@ -132,8 +128,8 @@ class _Requests:
 def fork() -> int:
     """Call ``os.fork`` with SIGTERM held back.
 
-    A signal that came while hooks of the fork run would be lost, since Python ignores what they
-    raise. The child takes it after ``_become_worker``.
+    A child that took the signal before ``_become_worker`` would end as the zygote does, with the
+    exit code of a worker that was asked to quit. It takes the signal afterwards.
     """
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
     pid = -1
