@@ -194,7 +194,8 @@ def check_rules(files: Sequence[str]) -> None:
     Raises:
         ConfigError: a file cannot be read, or a rule in it is not valid.
     """
-    with_own([Path(name) for name in files])
+    if files:  # else nothing but the shipped rules, whose 400 patterns take 0.3 s to compile
+        with_own([Path(name) for name in files])
 
 
 def begin_life(shm_dir: Path, logs: Path, log_pattern: str, control: Path | None = None) -> None:
