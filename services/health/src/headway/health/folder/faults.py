@@ -42,18 +42,18 @@ def _lost_gpus(evidence: Evidence) -> list[Diagnosis]:
 
 def _of_kernels(evidence: Evidence) -> list[Diagnosis]:
     """One for each thing that a kernel reports, the gravest and earliest first."""
-    causes: dict[tuple[str, str, str], list[tuple[str, KernelMark]]] = defaultdict(list)
+    causes: dict[tuple[str, str], list[tuple[str, KernelMark]]] = defaultdict(list)
     symptoms: set[str] = set()
     for file, kernel in evidence.kernels.items():
         for mark in kernel.news():
             if mark.is_symptom:
                 symptoms.add(mark.host)
             elif mark.severity not in _NOTED and not (mark.subject == "nic" and evidence.growths):
-                subject = mark.pci or mark.name
-                causes[mark.host, mark.subject, subject].append((file, mark))
+                # what the bus says of a device is about that device
+                device = mark.pci or f"{mark.subject} {mark.name}"
+                causes[mark.host, device].append((file, mark))
     found = [
-        _of_marks(evidence, host, subject, name, marks, symptoms - {host})
-        for (host, subject, name), marks in causes.items()
+        _of_marks(evidence, host, marks, symptoms - {host}) for (host, _), marks in causes.items()
     ]
     return sorted(found, key=lambda one: -one.confidence)
 
@@ -61,20 +61,19 @@ def _of_kernels(evidence: Evidence) -> list[Diagnosis]:
 def _of_marks(
     evidence: Evidence,
     host: str,
-    subject: str,
-    name: str,
     marks: list[tuple[str, KernelMark]],
     symptoms: set[str],
 ) -> Diagnosis:
     gravest = max((mark for _, mark in marks), key=lambda mark: mark.confidence)
     is_lost = any(mark.cause == "gpu_lost" for _, mark in marks)
+    subject, name = gravest.subject, gravest.pci or gravest.name
     rank = evidence.rank_of(host, pci=name) if subject == "gpu" or is_lost else -1
     gpu = name if subject == "gpu" or is_lost else ""
     link = name if subject == "nic" else ""
     what = f"the GPU {name} of {host} fell off the bus" if is_lost else (
         f"the kernel of {host} reports: {gravest.text.strip()[:120]}"
     )  # fmt: skip
-    why = []
+    why = [f"the kernel of {host} reports: {gravest.text.strip()[:120]}"] if is_lost else []
     if symptoms:
         why.append(f"Xid 45 on {', '.join(sorted(symptoms))} is the clean-up after it")
     victims = _victims(evidence, rank, symptoms)

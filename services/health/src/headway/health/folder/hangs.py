@@ -21,14 +21,15 @@ from headway.health.folder.standing import (
 )
 
 _DO: dict[Cause, str] = {
-    "data_stall": "take out no machine at first: look at the storage that {who} reads",
+    "data_stall": "take out no machine yet: check the storage that {who} reads from",
     "checkpoint_write": (
-        "no machine is at fault: storage takes longer than the limit of the group; raise the "
-        "limit, or save in the background"
+        "no machine is at fault; if the checkpoint still grows, storage is slower than the "
+        "time-out of the group: raise that, or save in the background; if not, repair the storage"
     ),
-    "host_stall": "take a stack of {who} with py-spy; nothing shows a fault of the machine",
+    "host_stall": "take a stack of {who} (`py-spy dump --pid PID`); {machine}",
     "device_hang": (
-        "replace the node of {who} and keep the dumps; run the GPU checks there before it is used"
+        "{again}replace the node of {who} and keep the dumps; run the GPU checks there before it "
+        "is used again"
     ),
     "ended_early": "give all ranks the same number of steps, or have those that end early join in",
     "unreported": "look at the process of {who}, of which nothing was collected, and at its node",
@@ -80,7 +81,7 @@ def _of_mismatch(evidence: Evidence, scene: Scene, found: Mismatch) -> Diagnosis
         f"{sides}{others}",
         culprits=tuple(_subject(evidence, rank) for rank in suspects),
         where=f"operation {found.sequence} of {name}",
-        why=("members of a group must call the same operations of the same size in one order",
+        why=("members of a group must call the same operations of the same size in the same order",
              "which of the sides is wrong cannot be told from what they called"),
         do="stop the job: this is an error of its program, no machine is at fault; compare what "
         "these ranks do before that operation",
@@ -112,10 +113,11 @@ def _of_holdup(evidence: Evidence, scene: Scene, found: Holdup) -> Diagnosis:
     nodes = {one.node for one in culprits}
     if len(culprits) > 1 and len(nodes) == 1 and "" not in nodes:
         why = (f"all of them are on {nodes.pop()}", *why)
-    if not any(log.watchdog.timeouts for log in evidence.logs.values()):
-        why = (*why, "no log shows a time-out: a job that runs looks alike in the middle of a step")
+    if not _has_timed_out(evidence):
+        without = "no log shows a time-out" if evidence.logs else "without a log of the job"
+        why = (*why, f"{without}, it may run: a healthy job looks the same in the middle of a step")
     if limit_s:
-        why = (*why, f"the limit of the group is {limit_s:.0f} s")
+        why = (*why, f"the time-out of the group is {limit_s:.0f} s")
     return Diagnosis(
         "hang",
         cause,
@@ -124,7 +126,7 @@ def _of_holdup(evidence: Evidence, scene: Scene, found: Holdup) -> Diagnosis:
         victims=tuple(_subject(evidence, rank) for rank in waiting),
         where=where,
         why=why,
-        do=_what_to_do(cause, who, has_stack=bool(where)),
+        do=_what_to_do(evidence, cause, who, has_stack=bool(where)),
         confidence=min(0.97, _SURE[found.kind] + (0.05 if where else 0.0)),
         since=_since(evidence, found),
         evidence=_observations(evidence, found),
@@ -136,8 +138,8 @@ def _cause(evidence: Evidence, scene: Scene, found: Holdup) -> tuple[Cause, tupl
     if found.kind == "missing":
         frames = _frames(evidence, found.ranks[0])
         cause, words = host_cause(frames)
-        does = f"rank {found.ranks[0]} {words} ({place(frames)})"
-        unknown = "no stack of it was collected, so what its host does is unknown"
+        does = f"rank {found.ranks[0]} {words} ({place(frames).split(' < ')[0]})"
+        unknown = "no stack of it was collected, so what its process does is unknown"
         held = [
             f"its watchdog could not run for {one.seconds:.0f} s: the interpreter is held, or a "
             "call of CUDA hangs"
@@ -157,10 +159,18 @@ def _cause(evidence: Evidence, scene: Scene, found: Holdup) -> tuple[Cause, tupl
     return _CAUSES[found.kind], (), ""
 
 
-def _what_to_do(cause: Cause, who: str, *, has_stack: bool) -> str:
+def _what_to_do(evidence: Evidence, cause: Cause, who: str, *, has_stack: bool) -> str:
+    has_looked = evidence.kernels or evidence.gpus
+    shows = "shows" if has_looked else "was collected that could show"
+    machine = f"nothing {shows} a fault of its machine"
     if cause == "host_stall" and has_stack:
-        return f"look at that place in the code of {who}; nothing shows a fault of the machine"
-    return _DO[cause].format(who=who)
+        return f"look at that place in the code of {who}; {machine}"
+    again = "" if _has_timed_out(evidence) else "if a second set of dumps shows the same, "
+    return _DO[cause].format(who=who, machine=machine, again=again)
+
+
+def _has_timed_out(evidence: Evidence) -> bool:
+    return any(log.watchdog.timeouts for log in evidence.logs.values())
 
 
 def _frames(evidence: Evidence, rank: int) -> Sequence[Frame]:

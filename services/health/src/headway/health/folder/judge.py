@@ -36,7 +36,7 @@ def _nothing(evidence: Evidence) -> Diagnosis:
         if mark.is_history
     ]
     why = tuple(
-        f"{_name(mark)}{_age(mark, evidence.start_s)} before the job was started shows nothing"
+        f"{_name(mark)}{_age(mark, evidence.start_s)} before the job was started has no part in it"
         for _, mark in old[:4]
     )
     return Diagnosis(

@@ -64,7 +64,7 @@ def _flapping(
 def _what_to_do(host: str, device: str, count: int, times: list[float]) -> str:
     """Two losses within the window cost the node; without times, two between the readings do."""
     most = max((sum(at <= one < at + FLAP_WINDOW_S for one in times) for at in times), default=0)
-    check = f"check transceiver and cable of {device}"
+    check = f"check transceiver and cable of {device}, and the switch port at the other end"
     minutes = f"{FLAP_WINDOW_S / 60:.0f} minutes"
     if most >= 2:
         return (

@@ -105,11 +105,11 @@ def _diagnosis(
         where=why,
         why=(
             f"of the {step_s * 1e3:.0f} ms of a step, the others wait about {lost_s * 1e3:.0f} ms",
-            "a section that ends with the collective looks equal on all ranks, and is not",
-            "clocks were compared by the ends of the collective, which all members share",
+            "a timer that includes the collective looks equal on all ranks: the others wait in it",
+            "time stamps of ranks were aligned by the end of the collective, which they share",
         ),
-        do=f"see what else runs on the node of rank {rank}, its clocks and temperatures; compare "
-        "it in pairs with `headway health pairwise`",
+        do=f"see whether rank {rank} has more work, what else runs on its node, and the clocks and "
+        "temperatures of its GPU; once the node is free: `headway health pairwise`",
         confidence=0.9,
         evidence=(Observation("sections", f"{len(values)} steps of {len(everybody)} ranks"),),
     )
