@@ -112,6 +112,45 @@ def test_missing_dumps_make_their_ranks_suspects_that_nothing_is_known_of(tmp_pa
     assert first.confidence <= 0.7
 
 
+def test_of_two_jobs_in_one_folder_one_is_judged_and_the_other_left_out(tmp_path: Path) -> None:
+    larger = next(one for one in CASES if one.name == "01_missing_member")
+    smaller = next(one for one in CASES if one.name == "09_gloo_missing_member")
+    other = next(one for one in CASES if one.name == "07_rank_0_saves")
+    shutil.copytree(larger, tmp_path / "monday")
+    shutil.copytree(smaller, tmp_path / "sunday")
+    shutil.copytree(other, tmp_path / "friday")
+    (tmp_path / "friday" / "dumps" / "trace_7").unlink()
+    done = diagnose_folder(tmp_path)
+    assert done.found[0].as_dict() | {"evidence": []} == (
+        diagnose_folder(larger).found[0].as_dict() | {"evidence": []}
+    )
+    assert not [name for name in done.read if not name.startswith("monday/")]
+    assert (
+        done.unread["friday/train.log"] == "of another job or time than monday: judge it by itself"
+    )
+    assert done.unread["sunday/dumps/rank_1.json"].startswith("of another job")
+
+
+def test_dumps_of_two_jobs_beside_each_other_are_not_mixed(tmp_path: Path) -> None:
+    for case in CASES:
+        if case.name in ("01_missing_member", "07_rank_0_saves"):
+            for dump in (case / "dumps").iterdir():
+                shutil.copy(dump, tmp_path / dump.name)
+    done = diagnose_folder(tmp_path)
+    assert [one.rank for one in done.found[0].culprits] == [0], "the newer one's"
+    assert sum(reason.startswith("of another job") for reason in done.unread.values()) == 8
+
+
+def test_dumps_of_one_job_in_a_folder_a_host_stay_together(tmp_path: Path) -> None:
+    case = next(one for one in CASES if one.name == "01_missing_member")
+    for number, dump in enumerate(sorted((case / "dumps").iterdir())):
+        (tmp_path / f"host{number // 4}").mkdir(exist_ok=True)
+        shutil.copy(dump, tmp_path / f"host{number // 4}" / dump.name)
+    done = diagnose_folder(tmp_path)
+    assert [one.rank for one in done.found[0].culprits] == [5]
+    assert not done.unread
+
+
 def test_of_two_dumps_of_a_rank_the_newer_one_counts(tmp_path: Path) -> None:
     case = next(one for one in CASES if one.name == "01_missing_member")
     shutil.copytree(case / "dumps", tmp_path / "second")
@@ -125,7 +164,7 @@ def test_of_two_dumps_of_a_rank_the_newer_one_counts(tmp_path: Path) -> None:
     shutil.move(tmp_path / "first", tmp_path / "third")
     done = diagnose_folder(tmp_path)
     assert [one.rank for one in done.found[0].culprits] == [5]
-    assert "a newer dump of rank 0" in done.unread["third/nccl_trace_rank_0"]
+    assert "another job or time than second" in done.unread["third/nccl_trace_rank_0"]
 
 
 def test_culprits_of_one_node_are_said_to_be(tmp_path: Path) -> None:

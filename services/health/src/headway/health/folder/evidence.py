@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import os
 from collections import defaultdict
@@ -26,6 +27,7 @@ from headway.health.dumps.ras_text import read_ras_text
 from headway.health.dumps.recorder import Dump, DumpError, read_dump
 from headway.health.dumps.sections import Section, read_sections
 from headway.health.dumps.stacks import ProcessStack, read_stacks
+from headway.health.folder.dump_sets import DumpSet, dump_sets
 
 MAX_FILES = 20_000
 MAX_SAMPLES = 1_000_000
@@ -91,6 +93,8 @@ def read_folder(folder: Path) -> Evidence:
         )
     kinds = {name: kind_of(path, name) for name, path in files}
     paths = dict(files)
+    _read_dumps(found, paths, kinds)
+    kinds = {name: kind for name, kind in kinds.items() if name not in found.read | found.unread}
     readings: dict[str, list[PortReading]] = defaultdict(list)
     trees: dict[str, list[tuple[str, str]]] = defaultdict(list)
     kernels = [name for name, kind in kinds.items() if kind.kind == "kernel"]
@@ -131,6 +135,22 @@ def _files(folder: Path) -> Iterator[tuple[str, Path]]:
             yield str(path.relative_to(folder)), path
 
 
+def _read_dumps(found: Evidence, paths: dict[str, Path], kinds: dict[str, Recognised]) -> None:
+    """Read the dumps of one job; the files of another one in the folder are left out."""
+    dumps: dict[str, Dump] = {}
+    for name, path in paths.items():
+        if kinds[name].kind in _DUMPS:
+            with _noting(found, name):
+                dumps[name] = read_dump(path)
+                found.read[name] = "a dump of a flight recorder"
+    first, *others = dump_sets(dumps) or [DumpSet("", {})]
+    found.by_rank = {dump.rank: dump for dump in first.dumps.values()}
+    for name in paths:
+        if name not in first.dumps and (name in dumps or any(one.contains(name) for one in others)):
+            found.read.pop(name, None)
+            found.unread[name] = first.reason
+
+
 def _read(
     found: Evidence,
     readings: dict[str, list[PortReading]],
@@ -142,30 +162,24 @@ def _read(
     if read is None:
         found.unread[name] = f"{kind.kind}: diagnosis does not use it"
         return
+    with _noting(found, name):
+        found.read[name] = read(found, readings, path, name, kind.encoding)
+
+
+@contextlib.contextmanager
+def _noting(found: Evidence, name: str) -> Iterator[None]:
+    """Note why a file cannot be read: one that is damaged must not hide all others."""
     try:
-        what = read(found, readings, path, name, kind.encoding)
+        yield
     except (DumpError, OSError, ValueError) as error:
         found.unread[name] = str(error)
-        return
-    except (RecursionError, MemoryError) as error:  # one damaged file must not hide all others
+    except (RecursionError, MemoryError) as error:
         found.unread[name] = f"it is damaged: {type(error).__name__}"
-        return
-    found.read[name] = what
 
 
 Readings = dict[str, list[PortReading]]
 Reader = Callable[[Evidence, Readings, Path, str, str], str]
 """Adds a file's content, and returns what it is. Raises DumpError, OSError, ValueError."""
-
-
-def _dump(found: Evidence, _: Readings, path: Path, _name: str, _encoding: str) -> str:
-    """Of two dumps of one rank the newer one counts, as of a job that was started again."""
-    dump = read_dump(path)
-    known = found.by_rank.get(dump.rank)
-    if known is not None and known.newest_ns >= dump.newest_ns:
-        raise ValueError(f"a newer dump of rank {dump.rank} was read: judge each job by itself")
-    found.by_rank[dump.rank] = dump
-    return "a dump of a flight recorder"
 
 
 def _log(found: Evidence, _: Readings, path: Path, name: str, encoding: str) -> str:
@@ -229,10 +243,11 @@ def _whole(path: Path, encoding: str) -> str:
 
 
 _READERS: dict[str, Reader] = {
-    "flight_pickle": _dump, "flight_json": _dump, "log": _log, "stacks": _stacks,
-    "counters": _counters, "nvidia_smi": _gpus, "sections": _sections, "ranks": _ranks,
-    "ras_json": _ras, "ras_text": _ras, "prometheus": _metrics,
+    "log": _log, "stacks": _stacks, "counters": _counters, "nvidia_smi": _gpus,
+    "sections": _sections, "ranks": _ranks, "ras_json": _ras, "ras_text": _ras,
+    "prometheus": _metrics,
 }  # fmt: skip
+_DUMPS = ("flight_pickle", "flight_json")
 
 
 def _start_s(found: Evidence) -> float | None:

@@ -1,0 +1,71 @@
+"""Which dumps of a folder are of one job at one time, where several dumps have the same rank."""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import PurePath
+
+from headway.health.dumps.recorder import Dump
+
+_DIGITS = re.compile(r"\d+")
+
+
+@dataclass(frozen=True, slots=True)
+class DumpSet:
+    """Dumps of different ranks, and the folder or the pattern of names that only they have."""
+
+    where: str
+    dumps: Mapping[str, Dump]
+    """By the file's name in the folder."""
+
+    @property
+    def weight(self) -> tuple[int, int]:
+        """The set with most ranks is judged, of several the newest."""
+        return len(self.dumps), max(dump.newest_ns for dump in self.dumps.values())
+
+    @property
+    def reason(self) -> str:
+        """Why files of other sets are left out."""
+        chosen = self.where or next(iter(self.dumps), "")
+        return f"of another job or time than {chosen}: judge it by itself"
+
+    def contains(self, name: str) -> bool:
+        """Whether a file lies in the set's own folder."""
+        return PurePath(name).is_relative_to(self.where) if self.where else False
+
+
+def dump_sets(dumps: Mapping[str, Dump]) -> list[DumpSet]:
+    """Split dumps where one folder has a rank twice; the set to judge is the first.
+
+    Folders are split from the top, so that what a job's folder contains below stays together; files
+    of one folder by their names without numbers.
+    """
+    return sorted(_split("", dumps), key=lambda found: found.weight, reverse=True)
+
+
+def _split(where: str, dumps: Mapping[str, Dump]) -> list[DumpSet]:
+    if len({dump.rank for dump in dumps.values()}) == len(dumps):
+        return [DumpSet(where, dumps)] if dumps else []
+    folders: dict[str, dict[str, Dump]] = defaultdict(dict)
+    patterns: dict[str, dict[str, Dump]] = defaultdict(dict)
+    for name, dump in dumps.items():
+        below = PurePath(name).relative_to(where).parts
+        if len(below) > 1:
+            folders[str(PurePath(where, below[0]))][name] = dump
+        else:
+            patterns[_DIGITS.sub("#", below[0])][name] = dump
+    found = [part for folder, inside in folders.items() for part in _split(folder, inside)]
+    return found + [DumpSet("", _newest(inside)) for inside in patterns.values()]
+
+
+def _newest(dumps: Mapping[str, Dump]) -> dict[str, Dump]:
+    """One of each rank."""
+    of_rank: dict[int, str] = {}
+    for name, dump in dumps.items():
+        known = of_rank.get(dump.rank)
+        if known is None or dumps[known].newest_ns < dump.newest_ns:
+            of_rank[dump.rank] = name
+    return {name: dumps[name] for name in of_rank.values()}
