@@ -91,6 +91,45 @@ def test_a_device_that_has_not_begun_is_told_from_those_that_wait(tmp_path: Path
     assert {(kind, ranks) for kind, ranks, _ in named(tmp_path)} == {("device", (1,))}
 
 
+def batch(order: int, number: int, state: str, *names: str) -> list[dict[str, Any]]:
+    """As NCCL's recorder writes ``batch_isend_irecv``: the state of the parts never changes."""
+    end = {"profiling_name": "nccl:coalesced", "input_sizes": []}
+    rows = [{"profiling_name": f"nccl:{name}"} for name in names]
+    return [
+        entry(
+            order + n, 0, state if row is end else "scheduled",
+            is_p2p=True, p2p_seq_id=number, **row,
+        )
+        for n, row in enumerate([*rows, end])
+    ]  # fmt: skip
+
+
+def test_messages_of_a_batch_are_over_when_its_end_is(tmp_path: Path) -> None:
+    write(tmp_path, 0, batch(1, 1, "completed", "send 0->1", "recv 0<-1"))
+    write(tmp_path, 1, batch(1, 1, "completed", "recv 1<-0", "send 1->0"))
+    write(tmp_path, 2, [])
+    assert named(tmp_path) == []
+
+
+def test_the_rank_that_never_posted_its_batch_is_named(tmp_path: Path) -> None:
+    write(
+        tmp_path, 0,
+        batch(1, 1, "completed", "send 0->1", "recv 0<-1")
+        + batch(4, 2, "started", "send 0->1", "recv 0<-1"),
+    )  # fmt: skip
+    write(tmp_path, 1, batch(1, 1, "completed", "recv 1<-0", "send 1->0"))
+    write(tmp_path, 2, [])
+    assert {(kind, ranks) for kind, ranks, _ in named(tmp_path)} == {("missing", (1,))}
+
+
+def test_collectives_of_a_batch_are_one_with_the_state_of_its_end(tmp_path: Path) -> None:
+    for rank in (0, 1, 2):
+        parts = [entry(n, 40, "scheduled", profiling_name="nccl:all_gather") for n in (1, 2)]
+        end = entry(3, 40, "completed", profiling_name="nccl:ALLGATHER_coalesced")
+        write(tmp_path, rank, [*parts, end])
+    assert named(tmp_path) == []
+
+
 def test_a_healthy_job_has_no_holdup(tmp_path: Path) -> None:
     for rank in (0, 1, 2):
         write(tmp_path, rank, [entry(1, 40), entry(2, 41)])

@@ -16,6 +16,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any, cast
 
+from headway.health.dumps.batches import without_ends
 from headway.health.dumps.names import host_of_name, rank_of_name
 
 MAX_BYTES = 1 << 30
@@ -106,7 +107,7 @@ def read_dump(path: Path) -> Dump:
         raise DumpError("it has no list of entries: not the dump of a flight recorder")
     rank, host = _rank(path, value), host_of_name(path.name)
     try:
-        entries = tuple(_entry(one) for one in value["entries"])
+        entries = tuple(_entry(one) for one in without_ends(value["entries"]))
         members = _members(value.get("pg_config"))
         enqueued, completed = _status(value.get("pg_status"))
     except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError) as error:
