@@ -4,6 +4,7 @@ private roots for sockets and shared memory, a tiny corpus."""
 from __future__ import annotations
 
 import contextlib
+import io
 import json
 import os
 import random
@@ -16,6 +17,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 from headway.common.errors import DeadlineError
@@ -23,6 +25,7 @@ from headway.common.node.janitor import processes_of
 from headway.common.node.process import ProcessId
 from headway.common.node.run_dir import ENV_SHM_ROOT, ENV_SOCK_ROOT
 from headway.common.output import to_json
+from headway.console.cli import main
 from headway.console.machine import peak
 from headway.console.run import Run
 from headway.dataloader.config import DataConfig
@@ -33,6 +36,8 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))  # benchmarks is a folder of the repository, not a distribution
 VOCABULARY = 512
 LIMIT_S = 120.0
+EVERY_S = 0.1
+"""Between two looks: one costs some milliseconds, of the driver too."""
 
 MODEL = (
     "model.layers=2",
@@ -72,7 +77,7 @@ def wait_until(condition: Callable[[], Any], what: str, limit_s: float = LIMIT_S
     deadline = time.monotonic() + limit_s
     while not (found := condition()):
         assert time.monotonic() < deadline, f"not within {limit_s:.0f} s: {what}"
-        time.sleep(0.02)
+        time.sleep(EVERY_S)
     return found
 
 
@@ -151,6 +156,19 @@ class Machine:
         assert done.returncode == code, f"code {done.returncode}\n{done.stdout}\n{done.stderr}"
         return done.stdout if not code else done.stdout + done.stderr
 
+    def in_process(self, *words: str | Path, code: int = 0) -> str:
+        """As ``headway``, but in this process: one of its own would import the console anew."""
+        out, err = io.StringIO(), io.StringIO()
+        with (
+            contextlib.chdir(ROOT),
+            patch.dict(os.environ, self.env),
+            contextlib.redirect_stdout(out),
+            contextlib.redirect_stderr(err),
+        ):
+            found = main([str(word) for word in words])
+        assert found == code, f"code {found}\n{out.getvalue()}\n{err.getvalue()}"
+        return out.getvalue() if not code else out.getvalue() + err.getvalue()
+
     def start(self, *words: str | Path) -> subprocess.Popen[bytes]:
         """Start a command in the foreground; its output goes to ``output``."""
         with self.output.open("ab") as out:
@@ -175,7 +193,7 @@ class Machine:
         """Start a run of very many steps in the background."""
         settings = self.settings("train.steps=1000000", *groups)
         command = ("run", "examples/tiny.toml", "--name", name, "--detach")
-        self.headway(*command, "--runs-dir", self.runs, *settings)
+        self.in_process(*command, "--runs-dir", self.runs, *settings)
         return Run(self.runs / name)
 
     def stepping(self, name: str, beyond: int = 0, *, generation: int = 0) -> dict[str, Any]:

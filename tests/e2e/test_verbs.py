@@ -10,7 +10,6 @@ from typing import Any
 import polars as pl
 import pytest
 from headway.ckpt_store.client import newest
-from headway.console.cli import main
 from headway.console.live.summary import recovery_rows
 from headway.console.run import Run
 from headway.console.trace.slices import DRIVER
@@ -37,7 +36,11 @@ class Live:
         self.wait_until(lambda: self.step() > 0, "the first step")
 
     def headway(self, *words: str, code: int = 0) -> str:
+        """By a process of its own."""
         return str(self.machine.headway(*words, "--runs-dir", self.machine.runs, code=code))
+
+    def verb(self, *words: str, code: int = 0) -> str:
+        return str(self.machine.in_process(*words, "--runs-dir", self.machine.runs, code=code))
 
     def status(self) -> dict[str, Any]:
         return dict(self.wait_until(lambda: self.machine.status(NAME), "the driver answers"))
@@ -78,32 +81,31 @@ def test_status_tells_ranks_nodes_and_services(live: Live) -> None:
     assert {"dataloader", "ckpt_store", "agent", "zygote", "driver", "monitor"} <= set(
         status["services"]["0"]
     )
-    rows = json.loads(live.headway("runs", "--json"))
+    rows = json.loads(live.verb("runs", "--json"))
     assert [(row["name"], row["state"]) for row in rows] == [(NAME, "live")]
-    assert f"run {NAME}: step" in live.headway("status", NAME)
+    assert f"run {NAME}: step" in live.verb("status", NAME)
 
 
 def test_a_paused_run_makes_no_step_until_it_is_resumed(live: Live) -> None:
-    live.headway("pause", NAME, "--wait")
+    live.verb("pause", NAME, "--wait")
     live.wait_until(lambda: live.status()["paused"], "the run is paused")
     held = live.step()
-    for _ in range(3):  # a command takes longer than nodes need to report a step
-        live.headway("status", NAME)
-        assert live.step() == held
-    live.headway("resume", NAME, "--wait")
+    live.headway("status", NAME)  # takes far longer than nodes need to report a step
+    assert live.step() == held
+    live.verb("resume", NAME, "--wait")
     live.wait_until(lambda: live.step() > held, "steps go on")
     assert not live.status()["paused"]
 
 
 def test_a_set_learning_rate_is_that_of_the_following_steps_until_it_is_unset(live: Live) -> None:
-    live.headway("set", NAME, "lr=0.000321", "--wait")
+    live.verb("set", NAME, "lr=0.000321", "--wait")
     after = live.step()
     rates = live.wait_until(
         lambda: query(live.run, "SELECT lr FROM metrics WHERE step > ?", (after,)),
         "a step was reported",
     )
     assert {row[0] for row in rates} == {0.000321}
-    live.headway("unset", NAME, "lr", "--wait")
+    live.verb("unset", NAME, "lr", "--wait")
     after, optim = live.step(), live.run.config.optim
     rates = live.wait_until(
         lambda: query(live.run, "SELECT step, lr FROM metrics WHERE step > ?", (after,)),
@@ -116,7 +118,7 @@ def test_a_set_learning_rate_is_that_of_the_following_steps_until_it_is_unset(li
 def test_checkpoint_makes_the_present_state_durable(live: Live) -> None:
     before = newest(live.run.folder.checkpoints)
     asked_at = live.step()
-    sequence = json.loads(live.headway("checkpoint", NAME, "--wait", "--json"))["sequence"]
+    sequence = json.loads(live.verb("checkpoint", NAME, "--wait", "--json"))["sequence"]
     assert sequence > 0
     found = live.wait_until(lambda: newest(live.run.folder.checkpoints), "a checkpoint is complete")
     assert found.step >= asked_at
@@ -124,13 +126,13 @@ def test_checkpoint_makes_the_present_state_durable(live: Live) -> None:
 
 
 def test_an_evaluation_and_a_sample_are_made_now(live: Live) -> None:
-    evaluated = json.loads(live.headway("evaluate", NAME, "--json"))
+    evaluated = json.loads(live.verb("evaluate", NAME, "--json"))
     assert evaluated["step"] > 0 and evaluated["loss"] > 0
-    live.headway("pause", NAME, "--wait")
+    live.verb("pause", NAME, "--wait")
     prompt = ("--prompt", "def main(", "--tokens", "4")
-    first, second = (json.loads(live.headway("sample", NAME, *prompt, "--json")) for _ in range(2))
+    first, second = (json.loads(live.verb("sample", NAME, *prompt, "--json")) for _ in range(2))
     assert live.status()["paused"], "it is made while the run is held"
-    live.headway("resume", NAME, "--wait")
+    live.verb("resume", NAME, "--wait")
     assert first["text"] == second["text"], "the same weights write the same text"
     assert first["step"] == second["step"]
     assert live.run.samples()["prompt"].to_list() == ["def main(", "def main("]
@@ -142,7 +144,7 @@ def test_a_run_that_is_rolled_back_makes_the_same_steps_again(live: Live) -> Non
     (checkpoint,) = live.run.checkpoints().tail(1).to_dicts()
     step = checkpoint["step"]
     live.wait_until(lambda: live.step() > step + 4, "some steps after the checkpoint")
-    live.headway("rollback", NAME, str(step))
+    live.verb("rollback", NAME, str(step))
     live.wait_running(before + 1)
     live.wait_until(lambda: live.step() > step + 4, "the same steps again")
     metrics = live.wait_until(
@@ -165,13 +167,13 @@ def _attempts(run: Run, step: int, generation: int) -> list[tuple[Any, Any]]:
 
 def test_an_extension_is_known_to_driver_and_journal(live: Live) -> None:
     steps = live.status()["steps"]
-    live.headway("extend", NAME, "25", "--wait")
+    live.verb("extend", NAME, "25", "--wait")
     assert live.status()["steps"] == steps + 25 == live.run.total_steps
 
 
 def test_an_injected_kill_replaces_that_worker_alone(live: Live) -> None:
     pids, generation = live.pids(), live.status()["generation"]
-    live.headway("inject", NAME, "kill", "--rank", "1")
+    live.verb("inject", NAME, "kill", "--rank", "1")
     live.wait_running(generation + 1)
     now = live.pids()
     assert now[0] == pids[0]
@@ -181,7 +183,7 @@ def test_an_injected_kill_replaces_that_worker_alone(live: Live) -> None:
 def test_an_injected_kill_of_a_service_touches_no_worker(live: Live) -> None:
     pids, status = live.pids(), live.status()
     old = status["services"]["0"]["dataloader"]
-    live.headway("inject", NAME, "kill", "--service", "dataloader", "--node", "0")
+    live.verb("inject", NAME, "kill", "--service", "dataloader", "--node", "0")
     live.wait_until(
         lambda: live.status()["services"]["0"].get("dataloader", old) != old, "a new dataloader"
     )
@@ -192,23 +194,24 @@ def test_an_injected_kill_of_a_service_touches_no_worker(live: Live) -> None:
 
 
 def test_a_drained_node_gives_its_rank_to_the_spare_after_a_checkpoint(live: Live) -> None:
-    status = live.status()
-    live.headway("drain", NAME, "1")
+    before, status = newest(live.run.folder.checkpoints), live.status()
+    live.verb("drain", NAME, "1")
     live.wait_running(status["generation"] + 1)
     found = newest(live.run.folder.checkpoints)
-    assert found is not None and found.step > status["step"], "made when it was asked for"
+    assert found is not None and found.step >= status["step"], "made when it was asked for"
+    assert before is None or before.step < found.step
     now = live.status()
     assert {row["rank"]: row["node"] for row in now["ranks"]} == {0: 0, 1: 2}
     assert now["nodes"]["1"] == "lost"
     assert now["ranks"][0]["pid"] == status["ranks"][0]["pid"]
     assert not now["services"].get("1"), "a node without ranks is not listed"
-    text = live.headway("status", NAME)
+    text = live.verb("status", NAME)
     assert "node 1 lost\n" in text and "cannot start" not in text
     (recovery,) = [row for row in recovery_rows(live.run) if row["generation"] == now["generation"]]
     assert recovery["reason"] == "node 1 is lost: evicted"
-    assert recovery["step"] > status["step"], "nothing from before the request is repeated"
-    assert "no spare is ready for node 2" in live.headway("evict", NAME, "2", code=2)
-    assert "no spare is ready for node 2" in live.headway("drain", NAME, "2", code=2)
+    assert recovery["step"] >= status["step"], "nothing from before the request is repeated"
+    assert "no spare is ready for node 2" in live.verb("evict", NAME, "2", code=2)
+    assert "no spare is ready for node 2" in live.verb("drain", NAME, "2", code=2)
 
 
 @pytest.mark.timeout(240)
@@ -220,34 +223,29 @@ def test_a_node_that_left_is_started_again_and_is_the_spare_of_the_next(live: Li
     assert live.status()["nodes"]["1"] == "spare"
     generation = live.status()["generation"]
     live.wait_until(lambda: not live.status()["troubles"], "the spare is ready")
-    live.headway("evict", NAME, "2")
+    live.verb("evict", NAME, "2")
     live.wait_running(generation + 1)
     live.wait_until(lambda: live.status()["nodes"]["2"] == "lost", "it has left")
     assert {row["rank"]: row["node"] for row in live.status()["ranks"]} == {0: 0, 1: 1}
     cluster = str(live.run.cluster_folder)
-    facts = json.loads(_start(live, "--cluster", cluster, "--node", "2", "--json"))
+    words = ("node", "start", "--cluster", cluster, "--node", "2", "--json")
+    facts = json.loads(live.headway(*words))
     assert (facts["cluster"], facts["node"]) == (cluster, 2)
     assert live.status()["nodes"] == {"0": "active", "1": "active", "2": "spare"}
-    again = json.loads(_start(live, "--cluster", cluster, "--node", "2", "--json"))
+    again = json.loads(live.verb(*words))
     assert again["pid"] == facts["pid"], "a node that runs is left alone"
-
-
-def _start(live: Live, *words: str) -> str:
-    return live.headway("node", "start", *words)
 
 
 def test_logs_are_found_by_name_rank_and_level(live: Live) -> None:
     lines = [
         json.loads(line)
-        for line in live.headway("logs", NAME, "--name", "driver", "--json").splitlines()
+        for line in live.verb("logs", NAME, "--name", "driver", "--json").splitlines()
     ]
     assert lines
     assert {line["file"] for line in lines} <= {f"n{node}-driver" for node in range(3)}
     assert any(line["event"] == "generation" for line in lines)
-    assert len(live.headway("logs", NAME, "--tail", "5").splitlines()) == 5
-    quiet = live.headway(
-        "logs", NAME, "--level", "warning", "--tail", "100000", "--json"
-    ).splitlines()
+    assert len(live.verb("logs", NAME, "--tail", "5").splitlines()) == 5
+    quiet = live.verb("logs", NAME, "--level", "warning", "--tail", "100000", "--json").splitlines()
     assert {json.loads(line)["level"] for line in quiet} <= {"warning", "error", "critical"}
 
 
@@ -255,7 +253,7 @@ def test_a_trace_holds_slices_of_every_rank(live: Live) -> None:
     out = live.machine.folder / "trace.json.gz"
     # a trace of all steps takes as long as this run is old
     steps = ("--steps", f"{max(0, live.step() - 100)}:")
-    reply = json.loads(live.headway("trace", NAME, *steps, "-o", str(out), "--json"))
+    reply = json.loads(live.verb("trace", NAME, *steps, "-o", str(out), "--json"))
     events = json.loads(gzip.decompress(out.read_bytes()))
     events = events["traceEvents"] if isinstance(events, dict) else events
     slices = [event for event in events if event.get("ph") == "X"]
@@ -276,12 +274,10 @@ def test_a_trace_holds_slices_of_every_rank(live: Live) -> None:
     ("status", "nobody"), ("pause", "nobody"), ("logs", NAME, "--level", "loud")],
     ids=" ".join)  # fmt: skip
 def test_a_wrong_verb_is_one_line_with_a_remedy_and_code_2(
-    live: Live, words: tuple[str, ...], capsys: pytest.CaptureFixture[str]
+    live: Live, words: tuple[str, ...]
 ) -> None:
-    # in this process: another one for each of them would import the console anew
-    assert main([*words, "--runs-dir", str(live.machine.runs)]) == 2
-    out, text = capsys.readouterr()
-    assert out == "" and text.startswith("error: ")
+    text = live.verb(*words, code=2)
+    assert text.startswith("error: ")
     assert len(text.splitlines()) == 1
     assert ";" in text
 
@@ -293,23 +289,25 @@ def test_stop_ends_the_run_with_a_checkpoint_and_later_commands_are_refused(live
     found = newest(live.run.folder.checkpoints)
     assert found is not None
     assert found.step >= asked_at
-    text = live.headway("pause", NAME, code=2)
+    text = live.verb("pause", NAME, code=2)
     assert "not live" in text
-    assert json.loads(live.headway("runs", "--json"))[0]["state"] == "stopped"
+    assert json.loads(live.verb("runs", "--json"))[0]["state"] == "stopped"
 
 
 @pytest.mark.timeout(240)
 def test_a_fork_continues_from_the_checkpoint_as_its_parent_did(live: Live) -> None:
     checkpoints = live.run.checkpoints()["step"].to_list()
     step = next(s for s in checkpoints if live.run.metrics()["step"].max() >= s + 3)
-    live.headway("fork", NAME, "forked", "--step", str(step), "--set", "train.eval_every=1000")
+    one_node = ("launch.nodes=1", "launch.ranks_per_node=2", "launch.spares=0")
+    sets = [word for one in ("train.eval_every=1000", *one_node) for word in ("--set", one)]
+    live.verb("fork", NAME, "forked", "--step", str(step), *sets)
     run = Run(live.machine.runs / "forked")
     assert (run.state, run.forked_from) == ("not started", {"run": NAME, "step": step})
-    live.headway("extend", NAME, "1", code=2)
+    live.verb("extend", NAME, "1", code=2)
     config = str(run.folder.config)
     live.headway("run", config, "--name", "forked", "--detach")
     live.wait_until(lambda: run.completed_steps >= step + 4, "four steps of the fork")
-    live.headway("stop", "forked", "--now")
+    live.verb("stop", "forked", "--now")
     columns = ["step", "loss", "grad_norm"]
     parent = live.run.metrics().filter(pl.col("step").is_between(step, step + 3))
     assert run.metrics().head(4).select(columns).rows() == parent.select(columns).rows()
