@@ -27,7 +27,7 @@ def trained(make_machine: Any) -> Any:
 
 def _sample(machine: Any, *words: Any) -> dict[str, Any]:
     fixed = ("--temperature", "0", "--tokens", "8", "--runs-dir", machine.runs, "--json")
-    found: dict[str, Any] = json.loads(machine.headway("sample", *words, *fixed))
+    found: dict[str, Any] = json.loads(machine.in_process("sample", *words, *fixed))
     return found
 
 
@@ -39,14 +39,14 @@ def test_a_trained_model_is_exported_for_transformers_and_trained_on_from_there(
     made = ("model", "export", "qwen3", out, "--dtype", "fp32", "--runs-dir", machine.runs)
     done = json.loads(machine.headway(*made, "--json"))
     assert (done["family"], done["step"], done["has_tokenizer"]) == ("qwen3", STEPS, True)
-    machine.headway(*made, code=2)  # the folder is not empty now
+    machine.in_process(*made, code=2)  # the folder is not empty now
 
     # a text by this process alone, from the run and from the exported folder
     written = _sample(machine, "qwen3", "--prompt", "ab")
     assert written["step"] == STEPS and len(written["texts"]) == 1
 
     # another layout continues from the exported weights
-    machine.headway("model", "import", out, back)
+    machine.in_process("model", "import", out, back)
     layout = ("parallel.tp=2", "launch.nodes=1", "launch.ranks_per_node=2", "launch.spares=0")
     further = [
         *("train.steps=4", "train.eval_every=4", "train.eval_batches=1", "train.dtype=fp32"),
@@ -71,7 +71,8 @@ def test_transformers_loads_an_exported_run_and_writes_the_same_text(
     import transformers
 
     machine, out = trained, tmp_path / "exported"
-    machine.headway("model", "export", "qwen3", out, "--dtype", "fp32", "--runs-dir", machine.runs)
+    made = ("model", "export", "qwen3", out, "--dtype", "fp32", "--runs-dir", machine.runs)
+    machine.in_process(*made)
     with quiet():
         tokenizer = transformers.AutoTokenizer.from_pretrained(out)
         model = load_saved(out)
@@ -98,5 +99,5 @@ def test_transformers_loads_an_exported_run_and_writes_the_same_text(
 )
 def test_bad_requests_are_one_line(trained: Any, words: list[str], wanted: str) -> None:
     extra = [] if words[1] == "import" else ["--runs-dir", trained.runs]
-    said = trained.headway(*words, *extra, code=2)
+    said = trained.in_process(*words, *extra, code=2)
     assert wanted in said and said.count("\n") == 1
