@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import json
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
 import pytest
+from headway.console.run import Run
 from headway.testkit.bed import Bed
+from headway.testkit.journal import query
 
 TINY = Path(__file__).resolve().parents[2] / "examples" / "tiny.toml"
 PORTS = range(21000, 21050)
@@ -35,10 +35,8 @@ def test_services_and_store_listen_on_the_named_network_and_ports_only(
             return node.run(command, env=env, timeout_s=120, **options)
 
         headway("run", TINY, "--name", "a", "--detach", *settings)
-        deadline = time.monotonic() + 120
-        while json.loads(headway("status", "a", "--json").stdout)["phase"] != "running":
-            assert time.monotonic() < deadline, "the run does not step"
-            time.sleep(0.2)
+        run = Run(node.root / "home" / "runs" / "a")
+        machine.wait_until(lambda: query(run, "SELECT step FROM metrics"), "the first step")
         found = bed.listening()
         assert {one.address for one in found} == {node.address}
         ours = [one for one in found if one.port in PORTS]
