@@ -22,7 +22,7 @@ FREEZER = Path("/sys/fs/cgroup/freezer")
 
 
 def _launch(machine: Any, *settings: str) -> Run:
-    machine.headway(
+    machine.in_process(
         "run", "examples/tiny.toml", "--name", NAME, "--detach", "--runs-dir", machine.runs,
         *machine.settings(machine.two_ranks, "train.steps=1000000", *settings),
     )  # fmt: skip
@@ -46,7 +46,7 @@ def test_a_run_whose_init_executor_and_driver_are_stopped_is_ended_by_force(mach
     run = _launch(machine, "ckpt.durable_every=1")
     for pid in _pids(run, "init", "executor", "driver"):  # the init would start another executor
         os.kill(pid, signal.SIGSTOP)
-    text = machine.headway("stop", NAME, "--limit", "3", "--runs-dir", machine.runs, code=3)
+    text = machine.in_process("stop", NAME, "--limit", "3", "--runs-dir", machine.runs, code=3)
     assert "by force" in text and "no driver has answered for 3 s" in text
     assert "the newest checkpoint is of step" in text
     machine.assert_clean(NAME)
@@ -95,9 +95,9 @@ def test_a_frozen_process_is_named_with_its_cgroup_and_ends_when_thawed(
 @pytest.mark.timeout(240)
 def test_a_diverged_run_ends_by_name_and_keeps_its_last_good_checkpoint(machine: Any) -> None:
     run = _launch(machine, "ckpt.durable_every=5", "ckpt.keep=1", "train.max_skipped_steps=12")
-    refused = machine.headway("set", NAME, "lr=1e30", "--runs-dir", machine.runs, code=2)
+    refused = machine.in_process("set", NAME, "lr=1e30", "--runs-dir", machine.runs, code=2)
     assert "more than 100 times optim.lr" in refused
-    machine.headway("set", NAME, "lr=1e30", "--force", "--runs-dir", machine.runs)
+    machine.in_process("set", NAME, "lr=1e30", "--force", "--runs-dir", machine.runs)
     assert run.wait(timeout_s=100) == "failed"
     detail = run.fact("detail")
     assert "training has diverged: 12 steps in a row were skipped" in detail
@@ -105,6 +105,6 @@ def test_a_diverged_run_ends_by_name_and_keeps_its_last_good_checkpoint(machine:
     found = newest(run.folder.checkpoints)
     assert found is not None and 0 < found.step < first
     assert f"the newest is of step {found.step}" in detail
-    status = machine.headway("status", NAME, "--runs-dir", machine.runs)
+    status = machine.in_process("status", NAME, "--runs-dir", machine.runs)
     assert "steps skipped, last at step" in status
     machine.assert_clean(NAME)
