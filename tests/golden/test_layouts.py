@@ -84,6 +84,7 @@ def test_documents_end_at_the_same_borders_on_every_stage_of_four(
     assert _curve_error(found.losses, expected.losses) < BARS["fp64"]
 
 
+OVERLAP_STEPS = 4
 SWITCHES = ("overlap_grad_reduce", "overlap_param_gather", "overlap_p2p")
 
 
@@ -93,12 +94,14 @@ SWITCHES = ("overlap_grad_reduce", "overlap_param_gather", "overlap_p2p")
     ids=lambda layout: layout.name,
 )
 def test_overlap_switches_change_no_bit(pool: WorkerPool, tmp_path: Path, layout: Layout) -> None:
-    on = train_layout(pool, layout.config("bf16"), layout.world_size, tmp_path / "on", STEPS)
+    def train(name: str, **switches: bool) -> Trained:
+        config = layout.config("bf16", **switches)
+        return train_layout(pool, config, layout.world_size, tmp_path / name, OVERLAP_STEPS)
+
+    on = train("on")
     for switch in (*SWITCHES, "all"):
         off = dict.fromkeys(SWITCHES if switch == "all" else (switch,), False)
-        found = train_layout(
-            pool, layout.config("bf16", **off), layout.world_size, tmp_path / switch, STEPS
-        )
+        found = train(switch, **off)
         assert found.losses == on.losses, f"{switch} off changes the losses"
         assert found.norms == on.norms
         for name, value in on.params.items():
