@@ -13,7 +13,7 @@ NAME = "drained"
 @pytest.mark.timeout(300)
 def test_another_node_leads_with_a_monitor_of_its_own(machine: Any) -> None:
     def headway(*words: str) -> str:
-        return str(machine.headway(*words, "--runs-dir", machine.runs))
+        return str(machine.in_process(*words, "--runs-dir", machine.runs))
 
     def status() -> dict[str, Any]:
         return dict(machine.status(NAME))

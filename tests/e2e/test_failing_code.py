@@ -47,7 +47,7 @@ def test_a_rank_that_raises_goes_on_and_one_that_raises_at_every_try_ends_the_ru
     assert [row["pid"] for row in after["ranks"]] == [row["pid"] for row in before["ranks"]], (
         "nobody had to be replaced"
     )
-    log = machine.headway(
+    log = machine.in_process(
         "logs", "tiny", "--runs-dir", machine.runs, "--rank", "1", "--tail", "2000"
     )
     assert "Traceback" in log and "in _forward" in log

@@ -19,9 +19,9 @@ SETTINGS = ("train.steps=1000000", "ckpt.durable_every=1000000")
 def test_a_paused_run_survives_a_shutdown(machine: Any) -> None:
     words = ["run", "examples/tiny.toml", "--name", NAME, "--detach", "--runs-dir", machine.runs]
     words += machine.settings(machine.two_ranks, SETTINGS)
-    machine.headway(*words)
+    machine.in_process(*words)
     machine.wait_until(lambda: machine.status(NAME).get("step", 0) > 3, "the first steps")
-    machine.headway("pause", NAME, "--runs-dir", machine.runs)
+    machine.in_process("pause", NAME, "--runs-dir", machine.runs)
     machine.wait_until(lambda: machine.status(NAME).get("paused"), "the pause")
     step = machine.status(NAME)["step"]
     assert newest(machine.runs / NAME / "checkpoints") is None
@@ -39,7 +39,7 @@ def test_a_paused_run_survives_a_shutdown(machine: Any) -> None:
     assert f"checkpoint of step {found.step} written from memory" in log
 
     shutil.rmtree(machine.shm_root / machine.run_id(NAME))  # what a reboot does
-    machine.headway(*words)
+    machine.in_process(*words)
 
     def generations() -> list[dict[str, Any]]:
         return list(machine.events(NAME, "generation"))
@@ -48,4 +48,4 @@ def test_a_paused_run_survives_a_shutdown(machine: Any) -> None:
     first, second = generations()
     assert (first["step"], first["source"]) == (0, "init")
     assert (second["step"], second["source"]) == (found.step, "durable")
-    machine.headway("stop", NAME, "--runs-dir", machine.runs)
+    machine.in_process("stop", NAME, "--runs-dir", machine.runs)
