@@ -134,7 +134,7 @@ def healthy(
             return status
         if status.phase in TERMINAL_OUTCOMES:
             break
-        time.sleep(0.02)
+        time.sleep(0.1)  # a look costs some milliseconds, of the driver too
     raise DeadlineError(f"run {run.name} is not healthy again: {last}")
 
 

@@ -32,9 +32,8 @@ class Live:
         overrides = machine.settings(
             machine.two_ranks, "train.steps=1000000", "ckpt.durable_every=10", PATIENCE
         )
-        machine.headway("run", "examples/tiny.toml", "--name", "down", "--detach", "--runs-dir",
-                        machine.runs,
-                        *overrides)  # fmt: skip
+        words = ("run", "examples/tiny.toml", "--name", "down", "--detach")
+        machine.in_process(*words, "--runs-dir", machine.runs, *overrides)
         self.run = Run(machine.runs / "down")
 
     def healthy(self, beyond_step: int = -1) -> Status:
