@@ -1,12 +1,13 @@
 """What the network does to a gloo job is found within seconds, and nothing in a job that is well.
 
-The job is two processes on two nodes of a bed that reduce gradients over the fabric. The cores are
-wanted by other processes throughout, since a busy core delays packets too.
+The job is two processes on two nodes of a bed that reduce gradients over the fabric. Where it is
+about what is found, the cores are wanted by other processes too, since a busy core delays packets.
 """
 
 from __future__ import annotations
 
 import json
+import signal
 import subprocess
 import sys
 import time
@@ -82,6 +83,7 @@ class Job:
 
     def __init__(self, bed: Bed, folder: Path) -> None:
         self.bed, self._folder = bed, folder
+        self.busy: list[subprocess.Popen[bytes]] = []
         self.addresses = [node.fabric_address for node in bed.nodes]
         ranks = [
             self._start("rank", node, RANK, self.addresses[node], self.addresses[0], str(node))
@@ -127,11 +129,23 @@ def job(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Job]:
     busy = [subprocess.Popen(command) for _ in range(BUSY)]
     try:
         with Bed(folder, nodes=2) as bed:
-            yield Job(bed, folder)
+            found = Job(bed, folder)
+            found.busy = busy
+            yield found
     finally:
         for one in busy:
             one.kill()
             one.wait()
+
+
+@pytest.fixture
+def idle(job: Job) -> Iterator[None]:
+    """The cores are the job's."""
+    for one in job.busy:
+        one.send_signal(signal.SIGSTOP)
+    yield
+    for one in job.busy:
+        one.send_signal(signal.SIGCONT)
 
 
 def _settle(job: Job) -> int:
@@ -182,6 +196,7 @@ def test_a_fault_of_the_network_names_the_peer(
             assert job.addresses[node] in line
 
 
+@pytest.mark.usefixtures("idle")
 @pytest.mark.parametrize(
     ("fault", "rule"),
     [
