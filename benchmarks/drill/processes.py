@@ -132,7 +132,7 @@ def d6(scene: Scene) -> Report:
 
 def d7(scene: Scene) -> Report:
     """Attach a debugger to a rank for 3 s."""
-    scene.launch(more=40)
+    scene.launch("launch.spares=0", more=40)
     worker, attached = scene.worker(scene.rng.randrange(2)), False
     if scene.faulty:
         holder = scene.rig.hold(scene.run, "debugger", [worker], 3.0)

@@ -30,7 +30,7 @@ DAMAGE_WORDS = ("corrupt", "damaged", "digest", "flipped", "arena-")
 
 def d4(scene: Scene) -> Report:
     """The first byte of a rank's snapshot memory becomes 0xff; KILL that rank."""
-    scene.launch(beyond=20, more=40)
+    scene.launch("launch.spares=0", beyond=20, more=40)
     rank = scene.rng.randrange(2)
     look.seconds_until(lambda: newest(scene.run.folder.checkpoints) is not None, 30.0)
     _damage(scene, "damaged_arena_header", rank)

@@ -64,7 +64,8 @@ def test_a_run_recovers_from_every_kind_of_fault_to_the_bits_of_an_undisturbed_o
         missing = missing_steps(run)
         found = newest(run.folder.checkpoints)
         assert found is not None
-        other = rig.launch("undisturbed", steps=found.step)
+        one_node = ("launch.nodes=1", "launch.ranks_per_node=2", "launch.spares=0")
+        other = rig.launch("undisturbed", *one_node, steps=found.step)
         assert other.wait(timeout_s=300) == "finished"
         report = {
             **GOOD,
