@@ -47,7 +47,7 @@ def test_other_data_end_a_run_at_its_next_generation_or_start_and_its_own_let_it
     for file in data.glob("train.*"):
         file.unlink()
     write_tokens(data / "train", [500] * 60, vocab_size=512)
-    machine.headway("inject", "tiny", "kill", "--rank", "1", "--runs-dir", machine.runs)
+    machine.in_process("inject", "tiny", "kill", "--rank", "1", "--runs-dir", machine.runs)
     assert foreground.wait(120) == 1, machine.output.read_text()
     assert run.outcome == "failed"
     detail = run.fact("detail")

@@ -117,7 +117,7 @@ def test_a_cluster_is_made_mended_grown_used_and_removed(machine: Any) -> None:
     assert len(machine.processes()) == 6
 
     shape = ("parallel.pp=2", "parallel.dp=1", "launch.nodes=2", "launch.ranks_per_node=1",
-             "launch.spares=1",
+             "launch.spares=0",
              "launch.standbys=1", "train.steps=5", "train.global_batch_size=4",
              "ckpt.durable_every=5")  # fmt: skip
     text = machine.headway("run", ROOT / "examples/tiny.toml", "--runs-dir", machine.runs,
@@ -163,7 +163,7 @@ def test_a_live_run_keeps_its_nodes_until_it_is_drained(machine: Any) -> None:
              "launch.spares=0", "launch.standbys=1", "train.steps=1000000",
              "train.global_batch_size=4", "ckpt.durable_every=1000000")  # fmt: skip
     where = ("--runs-dir", machine.runs, "--cluster", tf.folder)
-    machine.headway("run", "examples/tiny.toml", "--detach", *where, *machine.settings(shape))
+    machine.in_process("run", "examples/tiny.toml", "--detach", *where, *machine.settings(shape))
     machine.wait_until(lambda: machine.status("tiny").get("step", 0) > 0, "the first step")
 
     text = tf.up(1, code=2)
