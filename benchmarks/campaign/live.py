@@ -83,7 +83,7 @@ class Cluster:
         count = -(-len(ranks) // self._per_node)
         self._phases_s = sorted(chance.uniform(0.0, BEAT_S) for _ in range(count))
         self._sequence = 0
-        self.state = MonitorState(CONFIG, RUN_ID, grid=trace.layout.grid)
+        self.state = MonitorState(CONFIG, RUN_ID)
 
     def node_of(self, rank: int) -> int:
         return rank // self._per_node

@@ -11,13 +11,13 @@ import socket
 import subprocess
 import sys
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import polars as pl
 import pytest
 from headway.common.node.event_files import COLUMNS, event_files, from_columns
 from headway.common.node.flight import FlightReader
-from headway.common.node.testing import child_environment, read_line, send_line
+from headway.common.node.testing import child_environment, python_child, read_line, send_line
 from headway.health.announce import Address, read_address
 from headway.health.client import verdicts_of
 from headway.health.journal import read_verdicts
@@ -307,3 +307,50 @@ def test_garbage_in_the_address_files_is_survived(bench: Bench) -> None:
 def _taken(bench: Bench) -> list[str]:
     """By the file, which may be written a moment after the driver has been asked."""
     return [one.taken for one in verdicts_of(bench.root)]
+
+
+LOCKSTEP = """
+import sys, time
+from pathlib import Path
+from headway.common.node.flight import FlightWriter
+from headway.common.plan.schedule.actions import Kind
+folder, rank = Path(sys.argv[1]), int(sys.argv[2])
+writer = FlightWriter.create(folder / f"flight-{rank}.bin", rank, 4096)
+writer.set_generation(0)
+print("up", flush=True)
+for step, seconds in enumerate(sys.stdin):
+    with writer.record(Kind.STEP, step=step):
+        with writer.record(Kind.FORWARD, step=step, micro_batch=0):
+            time.sleep(float(seconds))
+    print("done", flush=True)
+"""
+
+
+def test_a_rank_that_stays_slow_is_told_and_so_is_that_it_is_over(bench: Bench) -> None:
+    events = bench.root / "events"
+    events.mkdir()
+    bench.driver(), bench.monitor("--grid", "1,2,1"), bench.agent("--events", str(events))
+    with (
+        python_child(LOCKSTEP, bench.root / "shm", 0) as usual,
+        python_child(LOCKSTEP, bench.root / "shm", 1) as slow,
+    ):
+        assert read_line(usual) == read_line(slow) == "up"
+        bench.wait_for_ranks(2)
+
+        def trains(seconds: float, until: Callable[[], bool]) -> bool:
+            """One step of both, the second of which takes so long."""
+            send_line(usual, "0.05")
+            send_line(slow, str(seconds))
+            assert read_line(usual) == read_line(slow) == "done"
+            return until()
+
+        for _ in range(40):
+            trains(0.05, lambda: True)
+        bench.wait(lambda: trains(0.3, lambda: bool(bench.verdicts)), "a verdict")
+        bench.wait(lambda: trains(0.05, lambda: len(bench.news()) == 2), "that it is over")
+        assert bench.kinds() == [("slow_rank", 1, True), ("slow_rank", 1, False)]
+        verdict = bench.news()[0]
+        assert (verdict.cause, verdict.node, verdict.action) == ("compute", 4, "observe")
+        facts = {row.name: row.value for row in verdict.evidence}
+        assert facts["finding"].startswith("rank 1 computes slower than its peers")
+        assert int(facts["since_step"]) >= 30

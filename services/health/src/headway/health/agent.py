@@ -47,7 +47,7 @@ from headway.health.store.child import SaveThread, Saving
 
 MAX_WAITING_BEATS = 8
 """A beat has the complete state, so a queue of two seconds is enough for a reconnection."""
-SUMMARY_INTERVAL_S = 2.0
+SUMMARY_INTERVAL_S = 1.0
 """Steps are summed up together, since each reading of a ring costs as much as many of its steps."""
 MAX_FINDINGS_A_BEAT = 64
 """Limits the size of a beat when many lines match; the rest is sent with the next beat."""

@@ -91,15 +91,16 @@ class HealthConfig:
     counts as unreachable in the ranks' network. The kernel repeats after 0.2, 0.6, 1.4 and 3 s
     (RFC 6298 with Linux's least interval of 0.2 s), so four repetitions have failed."""
 
-    slow_factor: float = 2.0
-    """A rank is said to be slow if its forward and backward passes take this many times as long as
-    those of its replicas. Medians of seven steps of replicas on two cores with 23 processes that
-    wanted to run differed by 1.25 at most; a rank that ran a tenth of the time, by 4.5."""
+    slow_factor: float = 1.15
+    """A rank is named as slow while the run trains if a step takes it this many times as long as
+    others of the same work, and half as much again as what passes by itself on the machines at
+    hand. Healthy ranks of a quiet machine differ by 1 to 2 %; what is slower by less is found by
+    ``headway diagnose``."""
 
-    slow_floor_s: float = 0.05
+    slow_floor_s: float = 0.01
     """Least difference per step for it, since very short steps vary by more."""
 
-    slow_steps: int = 4
+    slow_steps: int = 10
     """Steps over which it must hold, likewise that it is over."""
 
     digest_every: int = 20

@@ -27,6 +27,8 @@ from headway.health.announce import Address, announce, keep_announced
 from headway.health.config import EventsConfig, HealthConfig
 from headway.health.reporter import Reporter
 from headway.health.rule_files import rules_of
+from headway.health.slow_thread import SlowThread
+from headway.health.slowness.live import LiveJudgement
 from headway.health.state import MonitorState
 from headway.health.store.summary_log import SummaryLog
 
@@ -55,7 +57,7 @@ class MonitorOptions:
     grid: Grid | None = None
     """Which ranks do the same work; None if that is not known."""
     summaries: Path | None = None
-    """Folder where summaries of steps are saved; if None they are not admitted."""
+    """Folder where summaries of steps are saved; if None they are judged, and not kept."""
     keep_gib: float = EventsConfig.keep_gib
     """Disk space for them."""
 
@@ -77,7 +79,10 @@ def run_monitor(options: MonitorOptions, config: HealthConfig) -> int:
     with contextlib.ExitStack() as stack:
         monitor = Monitor(options, config, keys)
         stack.callback(monitor.close)
-        handlers: dict[type[Message], Any] = {AgentBeat: monitor.on_beat}
+        handlers: dict[type[Message], Any] = {
+            AgentBeat: monitor.on_beat,
+            StepSummary: monitor.on_steps,
+        }
         if options.summaries is not None:
             verdicts = options.run_dir / "verdicts.jsonl"
             keep_bytes = EventsConfig(options.keep_gib).keep_bytes
@@ -85,7 +90,6 @@ def run_monitor(options: MonitorOptions, config: HealthConfig) -> int:
             log.start()
             stack.callback(log.close, SUMMARY_WAIT_S)
             monitor.keep_steps(log)
-            handlers[StepSummary] = monitor.on_steps
         server = Server(options.bind, handlers, keys=keys, allowed=admits)
         stack.callback(server.close)
         service = Service(
@@ -117,12 +121,11 @@ class Monitor:
             notify=config.notify,
             notify_from=config.notify_from,
         )
-        self._state = MonitorState(
-            config, options.run_id, options.node, options.grid, rules_of(config.rules)[0]
-        )
+        self._state = MonitorState(config, options.run_id, options.node, rules_of(config.rules)[0])
         self._state.restore(self._reporter.earlier)
         self._open_by_kind: Counter[str] = Counter()
         self._steps: SummaryLog | None = None
+        self._slow = SlowThread(options.grid, config, self._on_judged)
         self.num_ticks = 0
 
     def serve(self, service: Service, endpoint: str) -> None:
@@ -132,6 +135,7 @@ class Monitor:
             InputError: the file to announce in cannot be written.
         """
         self._service = service
+        service.watch(self._slow.done_fd, self._slow.run_callbacks)
         address = Address(endpoint, self._keys.public.decode())
         if self._options.announce is not None:
             announce(self._options.announce, address)
@@ -147,7 +151,9 @@ class Monitor:
         self._steps = log
 
     def on_steps(self, summary: StepSummary, _peer: bytes) -> None:
-        self._state.on_steps(summary)
+        if summary.run_id != self._options.run_id:
+            return
+        self._slow.add(summary)
         if self._steps is not None:
             self._steps.add(summary)
 
@@ -184,6 +190,9 @@ class Monitor:
         )
 
     def close(self) -> None:
+        if self._service is not None:
+            self._service.unwatch(self._slow.done_fd)
+        self._slow.close()
         self._reporter.close()
 
     def _tick(self) -> None:
@@ -206,6 +215,10 @@ class Monitor:
         )
         if options.announce is not None:
             keep_announced(options.announce, address)
+
+    def _on_judged(self, judged: LiveJudgement) -> None:
+        now_s = time.monotonic()
+        self._reporter.report(self._state.on_judged(judged, now_s), now_s)
 
     def _receive(self) -> None:
         now_s = time.monotonic()

@@ -72,7 +72,7 @@ ADVICE: dict[str, Advice] = {
     "slow_rank": Advice(
         "observe",
         "see what else runs on this node, and its clocks and temperatures; drain it if this lasts",
-        0.7,
+        0.9,
     ),
     "link_flapping": Advice(
         "replace_node",

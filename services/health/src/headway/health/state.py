@@ -12,7 +12,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
-from headway.common.plan.grid import Grid
 from headway.common.wire.messages.health import (
     AgentBeat,
     Machine,
@@ -20,7 +19,6 @@ from headway.common.wire.messages.health import (
     VerdictTaken,
     WorkerSignals,
 )
-from headway.common.wire.messages.summaries import StepSummary
 from headway.health.config import HealthConfig
 from headway.health.detectors import data
 from headway.health.detectors.episodes import Episodes, Since, fact
@@ -37,11 +35,11 @@ from headway.health.detectors.process import (
 )
 from headway.health.detectors.rank_view import RankView, observe, still_s
 from headway.health.detectors.slow import SlowRanks
-from headway.health.detectors.slow_causes import SlowCauses
 from headway.health.first_cause.crashes import CrashCauses
 from headway.health.first_cause.stage import FirstCause
 from headway.health.rule_files import shipped
 from headway.health.rulebook import RuleBook
+from headway.health.slowness.live import LiveJudgement
 
 REPEATED: Final = frozenset({"crash", "stopped", "node_silent", "fabric_cut", "fabric_split"})
 """Kinds that are repeated as long as they are open, whatever was done about them."""
@@ -71,11 +69,10 @@ class MonitorState:
         config: HealthConfig,
         run_id: str,
         own_node: int = -1,
-        grid: Grid | None = None,
         rules: RuleBook | None = None,
         clock_s: Callable[[], float] = time.time,
     ) -> None:
-        """``own_node`` is the monitor's; ``grid`` tells which ranks do the same work.
+        """``own_node`` is the monitor's.
 
         Without ``rules`` those that come with Headway are used. Verdicts are dated by ``clock_s``,
         the wall clock; nothing is decided by it.
@@ -92,8 +89,7 @@ class MonitorState:
         self._follow_ups = FollowUps(self._episodes, config.again_s)
         self._hangs = Hangs(self._episodes, self._follow_ups, config)
         self._fabric = Fabric(self._episodes, config, own_node)
-        self._slow_causes = SlowCauses(self._episodes)
-        self._slow = SlowRanks(self._episodes, config, grid, self._slow_causes)
+        self._slow = SlowRanks(self._episodes, config.beat_interval_s)
         self._first_cause = FirstCause(self._episodes, self._follow_ups, config)
         self._crashes = CrashCauses(self._episodes)
         self._findings = FindingEpisodes(
@@ -163,7 +159,7 @@ class MonitorState:
             *self._cuts(clock_s),
             *self._silent_ranks(clock_s),
             *self._repeated(clock_s),
-            *self._slow.judge(self.ranks.values(), self.generation, clock_s),
+            *self._slow.begin_generation(self.generation),
             *self._findings.tick(clock_s),
         ]
         reported = self._report(verdicts, clock_s)
@@ -171,10 +167,12 @@ class MonitorState:
         self._follow_ups.begin([one for one in later if one.is_open], clock_s)
         return reported + later
 
-    def on_steps(self, summary: StepSummary) -> None:
-        """Take in what an agent sums up of finished steps, for the causes of slow ranks."""
-        if summary.run_id == self.run_id:
-            self._slow_causes.note(summary)
+    def on_judged(self, judged: LiveJudgement, now_s: float) -> list[Verdict]:
+        """Process what the newest steps of all ranks show; an older generation's is dropped."""
+        clock_s = self._advance(now_s)
+        if judged.generation < self.generation:
+            return []
+        return self._report(self._slow.judge(judged, now_s), clock_s)
 
     def on_taken(self, answer: VerdictTaken, now_s: float) -> list[Verdict]:
         """Process the driver's answer to a verdict; return the revision with it, or nothing.

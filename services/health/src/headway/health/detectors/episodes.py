@@ -174,7 +174,6 @@ class Episodes:
             key,
             remedy=advice.remedy,
             confidence=advice.confidence,
-            cause=cause or known.cause,
             evidence=self._with(known.evidence, *why),
         )
 
@@ -190,6 +189,13 @@ class Episodes:
             changes["taken"], self._asked[known.id] = "", known.revision + 1
         changes["evidence"] = self._with(known.evidence, *why)
         return self._revise(key, **changes)
+
+    def revise(
+        self, key: Key, new: tuple[Evidence, ...], kept: tuple[Evidence, ...], **changes: Any
+    ) -> list[Verdict]:
+        """Change an open verdict, whose evidence becomes ``new`` facts and those ``kept`` of it."""
+        evidence = (*_dated(new, self._clock_s()), *kept)
+        return self._revise(key, evidence=evidence, **changes)
 
     def note_taken(self, key: Key, taken: str) -> list[Verdict]:
         """Record in an open verdict what was done about it."""
@@ -221,12 +227,17 @@ class Episodes:
         return closing(verdict, why, self._clock_s())
 
     def _revise(self, key: Key, **changes: Any) -> list[Verdict]:
-        among = self._open if key in self._open else self._closed
-        known = among[key]
-        among[key] = msgspec.structs.replace(  # type: ignore[type-var]
+        is_open = key in self._open
+        known = self._open[key] if is_open else self._closed[key]
+        revised = msgspec.structs.replace(  # type: ignore[type-var]
             known, revision=known.revision + 1, unix_s=self._clock_s(), **changes
         )
-        return [among[key]]
+        if is_open:
+            self._keys_of_rank[known.rank].discard(key)  # its rank may be known better now
+            self._put(key, revised)
+        else:
+            self._closed[key] = revised
+        return [revised]
 
     def _with(self, rows: tuple[Evidence, ...], *why: Evidence) -> tuple[Evidence, ...]:
         return (*rows, *_dated(why, self._clock_s()))

@@ -27,7 +27,7 @@ _SAID: frozenset[VerdictKind] = frozenset(
     }
 )
 """Kinds that come with a sentence of their own."""
-_ELSEWHERE = frozenset({"line", "finding", "why", "where", "ranks_waiting", "since_step"})
+_ELSEWHERE = frozenset({"line", "finding", "why", "where", "ranks_waiting", "since_step", "who"})
 """Facts that are in the summary or in the place."""
 
 
@@ -39,7 +39,7 @@ def diagnosis_of(verdict: Verdict) -> Diagnosis:
         _kind(verdict),
         verdict.cause,
         _summary(verdict, subject, facts),
-        culprits=(subject,) if str(subject) else (),
+        culprits=_culprits(verdict, subject, facts),
         where=_where(facts),
         why=tuple(
             f"{one.name.replace('_', ' ')}: {one.value}"
@@ -58,6 +58,13 @@ def diagnosis_of(verdict: Verdict) -> Diagnosis:
             for one in verdict.evidence
         ),
     )
+
+
+def _culprits(verdict: Verdict, subject: Subject, facts: dict[str, str]) -> tuple[Subject, ...]:
+    """What the verdict is about; each of several ranks."""
+    if verdict.rank < 0 and (who := facts.get("who", "")):
+        return tuple(Subject(int(rank), subject.node) for rank in who.split(", "))
+    return (subject,) if str(subject) else ()
 
 
 def subject_of(verdict: Verdict) -> Subject:

@@ -40,7 +40,7 @@ def slowness_of(table: StepTable, notes: Sequence[Note] = ()) -> list[Slowness]:
     found = [*named, *slow_stages(table, parts), *slow_transfers(table, parts)]
     found = found or moving(table, parts)
     found.sort(key=lambda one: -one.excess)
-    return [_noted(one, table, notes) for one in found]
+    return [noted(one, table, notes) for one in found]
 
 
 def _without(table: StepTable, units: set[int]) -> StepTable:
@@ -54,7 +54,7 @@ def _without(table: StepTable, units: set[int]) -> StepTable:
     return replace(table, times=times)
 
 
-def _noted(one: Slowness, table: StepTable, notes: Sequence[Note]) -> Slowness:
+def noted(one: Slowness, table: StepTable, notes: Sequence[Note]) -> Slowness:
     """With what agents found on the nodes of these ranks, if it explains the cause."""
     nodes = {int(table.nodes[rank]) for rank in one.ranks}
     fitting = tuple(note.text for note in notes if note.cause == one.cause and note.node in nodes)

@@ -49,21 +49,26 @@ def _of_part(table: StepTable, parts: Parts, part: Part) -> Slowness | None:
     by_rank = flat.sum(axis=0)
     worst = int(by_rank.argmax())
     its_steps = np.flatnonzero(flat[:, worst] > LEAST)
-    cost = f"{WORDS[part]} cost {lost:.0%} of the time of the passes"
     if flat.shape[1] > 1 and by_rank[worst] >= LEAST_OF_ONE * by_rank.sum() and len(its_steps) > 2:
-        first = int(its_steps[0])
+        first, last = int(its_steps[0]), int(its_steps[-1])
+        lost = float(flat[first:, worst].mean())
         return Slowness(
-            CAUSES[part], (worst,), lost, int(table.steps[first]) if first else None, None, 0.95,
-            why=(f"{cost} in {len(its_steps)} steps of this rank, and hardly any elsewhere",),
+            CAUSES[part], (worst,), lost, int(table.steps[first]) if first else None,
+            int(table.steps[last]) if last < len(flat) - LEAST_STEPS else None, 0.95,
+            why=(f"{_cost(part, lost)} in {len(its_steps)} steps of this rank alone",),
             alternatives=(("chance", 1.0),),
         )  # fmt: skip
     reads = flat[:, by_rank > 0]
     is_common = float(np.median(reads, axis=1).mean()) > lost / 2
     who = "on all ranks alike" if is_common else f"on other ranks in each of {count} steps"
     return Slowness(
-        CAUSES[part], (), lost, None, None, 0.95, why=(f"{cost}, {who}",),
+        CAUSES[part], (), lost, None, None, 0.95, why=(f"{_cost(part, lost)}, {who}",),
         alternatives=(("a few ranks that are slow now and then", 1.0),),
     )  # fmt: skip
+
+
+def _cost(part: Part, lost: float) -> str:
+    return f"{WORDS[part]} cost {lost:.0%} of the time of the passes"
 
 
 def _of_passes(table: StepTable, parts: Parts) -> Slowness | None:

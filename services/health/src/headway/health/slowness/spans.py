@@ -68,7 +68,7 @@ def raised(excess: Floats, least: float = LEAST) -> Spans:
     smooth = _without_spikes(_filled(excess))
     start, end = _most_raised(smooth, np.full(excess.shape[1], least / 2, np.float32))
     level = _level(excess, start, end)
-    shift = np.clip(np.nan_to_num(level), least, MOST)
+    shift = np.clip(np.nan_to_num(level), least, max(MOST, least))
     start, end = _most_raised(smooth, (shift / 2).astype(np.float32))
     level = _level(excess, start, end)
     inside = _inside(excess, start, end)
@@ -130,7 +130,9 @@ def _without_spikes(values: Floats) -> Floats:
 
 
 def _most_raised(values: Floats, half: Floats) -> tuple[Ints, Ints]:
-    sums = np.cumsum(np.minimum(values, MOST) - half, axis=0, dtype=np.float64)
+    # what is looked for counts in full
+    values = np.minimum(values, np.maximum(MOST, 2 * half))
+    sums = np.cumsum(values - half, axis=0, dtype=np.float64)
     sums = np.concatenate([np.zeros((1, values.shape[1])), sums])
     end = np.argmax(sums - np.minimum.accumulate(sums, axis=0), axis=0)
     before = np.where(np.arange(len(sums))[:, None] <= end, sums, np.inf)

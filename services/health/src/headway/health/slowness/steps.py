@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -55,6 +55,17 @@ class StepTable:
         """The same values by step, pipeline stage, replica, and tensor-parallel rank."""
         grid = self.grid
         return values.reshape(len(values), grid.pp, grid.dp, grid.tp)
+
+    def rows(self, at: Ints | slice) -> StepTable:
+        """The same of some steps."""
+        return replace(
+            self, steps=self.steps[at],
+            times={name: values[at] for name, values in self.times.items()},
+            groups={
+                line: {name: values[at] for name, values in sums.items()}
+                for line, sums in self.groups.items()
+            },
+        )  # fmt: skip
 
     def waits(self, line: int) -> Floats:
         """Time that each rank waited in the groups of a line; NaN where it has none."""

@@ -11,7 +11,7 @@ from headway.common.wire.messages.health import Cause
 from headway.health.slowness.findings import Slowness
 from headway.health.slowness.parts import PARTS, Part, Parts
 from headway.health.slowness.peers import median, median_of_others
-from headway.health.slowness.spans import LEAST, Spans, raised
+from headway.health.slowness.spans import LEAST, LEAST_STEPS, Spans, raised
 from headway.health.slowness.steps import StepTable
 
 CAUSES: dict[Part, Cause] = {
@@ -52,7 +52,13 @@ def _straggler(
     table: StepTable, unit: int, cells: list[tuple[Part, int]], spans: dict[Part, Spans]
 ) -> Slowness:
     tp = table.grid.tp
-    part, column = max(cells, key=lambda cell: spans[cell[0]].mean[cell[1]])
+
+    def weight(cell: tuple[Part, int]) -> tuple[bool, float]:
+        """What lasts counts more than what is over."""
+        one, at = spans[cell[0]], cell[1]
+        return int(one.end[at]) > len(table.steps) - LEAST_STEPS, float(one.mean[at])
+
+    part, column = max(cells, key=weight)
     one = spans[part]
     start, end = int(one.start[column]), int(one.end[column])
     excess = float(one.mean[column])

@@ -26,16 +26,10 @@ def slow_transfers(table: StepTable, parts: Parts) -> list[Slowness]:
 
     Of each, the rank whose pipeline has late messages as well, if there is one.
     """
-    if table.grid.dp < 2 or 2 * GroupKind.DP not in table.groups:
+    excess = excess_of_transfers(table, parts)
+    if excess is None:
         return []
-    waits = table.by_place(table.waits(2 * GroupKind.DP))
-    known = (~np.isnan(waits)).mean(axis=2) >= LEAST_KNOWN
-    shortest = np.where(known, np.fmin.reduce(waits, axis=2), np.nan)
-    base = median(np.moveaxis(parts.base_us[..., 0], 2, -1), -1)
-    transfer = (shortest / base[..., None]).astype(np.float32)
-    flat = transfer.reshape(len(transfer), -1)
-    others = median_of_others(flat) if flat.shape[1] > 1 else usual(flat)
-    spans = raised((flat - others).astype(np.float32), LEAST)
+    spans = raised(excess, LEAST)
     found = []
     for group in np.flatnonzero(spans.is_raised).tolist():
         stage, tp = divmod(group, table.grid.tp)
@@ -59,6 +53,24 @@ def slow_transfers(table: StepTable, parts: Parts) -> list[Slowness]:
             alternatives=(("a switch between several of them", 0.6), ("chance", 0.4)),
         ))  # fmt: skip
     return found
+
+
+def excess_of_transfers(table: StepTable, parts: Parts) -> Floats | None:
+    """By step and group, how much longer a transfer takes than in the others; None without any.
+
+    Of a single group, than it usually does. The groups are in the order of stages, and of
+    tensor-parallel ranks within.
+    """
+    if table.grid.dp < 2 or 2 * GroupKind.DP not in table.groups:
+        return None
+    waits = table.by_place(table.waits(2 * GroupKind.DP))
+    known = (~np.isnan(waits)).mean(axis=2) >= LEAST_KNOWN
+    shortest = np.where(known, np.fmin.reduce(waits, axis=2), np.nan)
+    base = median(np.moveaxis(parts.base_us[..., 0], 2, -1), -1)
+    transfer = (shortest / base[..., None]).astype(np.float32)
+    flat = transfer.reshape(len(transfer), -1)
+    others = median_of_others(flat) if flat.shape[1] > 1 else usual(flat)
+    return (flat - others).astype(np.float32)
 
 
 def _late_replica(table: StepTable, parts: Parts, tp: int, start: int, end: int) -> int | None:

@@ -8,21 +8,11 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
-import numpy as np
-import numpy.typing as npt
 from headway.common.errors import HeadwayError
 from headway.common.node.flight import FlightHeader, FlightReader
-from headway.common.node.flight_record import (
-    BROKEN,
-    ON_DEVICE,
-    WAITING,
-    Record,
-    device_spans,
-    plain,
-)
-from headway.common.plan.schedule.actions import COMPUTE, Kind
+from headway.common.node.flight_record import BROKEN, ON_DEVICE, Record, plain
+from headway.common.plan.schedule.actions import Kind
 from headway.common.wire.messages.health import (
     DevicePlace,
     GroupRow,
@@ -40,13 +30,8 @@ PHASES: dict[Kind, RankPhase] = {
 }
 """Actions that may take long; while one is open, the rolling limit does not apply."""
 
-COMPUTE_STEPS = 7
-"""Steps whose median is a rank's time of computing: a single pause does not move it, and a rank
-that became slow shows after four."""
 _STEP, _FLUSH = int(Kind.STEP), int(Kind.FLUSH)
 """As plain numbers: to look up a member of an enum takes as long as ten comparisons."""
-_IS_PASS = np.zeros(256, bool)
-_IS_PASS[[int(kind) for kind in COMPUTE]] = True
 INSTANT_NS = 1_000_000
 """A shorter step record was written at the step's end only."""
 
@@ -83,9 +68,6 @@ class _Follower:
     step_end_ns: int = 0
     generation: int = -1
     num_steps: int = 0
-    step_sequence: int = 0
-    """Sequence number of the newest finished step's record."""
-    compute_s: deque[float] = field(default_factory=lambda: deque(maxlen=COMPUTE_STEPS))
 
 
 class FlightSource:
@@ -148,7 +130,6 @@ class FlightSource:
             open_kind=_name(newest.kind) if newest else "",
             open_micro_batch=newest.micro_batch if newest else -1,
             phase=_phase(follower),
-            compute_s=statistics.median(follower.compute_s) if follower.compute_s else 0.0,
             alive_age_s=(now_ns - follower.alive_ns) / 1e9 if header.alive else -1.0,
             waits=_waits(follower, header),
             step_age_s=_step_age_s(follower, now_ns),
@@ -266,46 +247,16 @@ def _note_steps(follower: _Follower, header: FlightHeader, steps: Sequence[Recor
     if header.generation != follower.generation:
         follower.generation, follower.num_steps = header.generation, 0
         follower.durations_s.clear()
-        follower.compute_s.clear()
-    spans: list[tuple[int, int]] = []
-    first = follower.step_sequence
     for row in steps:
         if row.end_ns <= follower.step_end_ns:
             continue
         is_instant = row.end_ns - row.start_ns < INSTANT_NS and follower.step_end_ns > 0
         begun_ns = follower.step_end_ns if is_instant else row.start_ns
         follower.step, follower.step_s = row.step, (row.end_ns - begun_ns) / 1e9
-        follower.step_end_ns, follower.step_sequence = row.end_ns, row.sequence
+        follower.step_end_ns = row.end_ns
         if row.generation == header.generation:
             follower.num_steps += 1
             follower.durations_s.append(follower.step_s)
-            spans.append((begun_ns, row.end_ns))
-    if spans:
-        passes = _passes(follower.reader.snapshot(first))
-        follower.compute_s.extend(_compute_s(passes, spans[-COMPUTE_STEPS:]))
-
-
-def _passes(records: npt.NDArray[Any]) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
-    """Start and end of the finished forward and backward passes, by the device where known."""
-    is_pass = _IS_PASS[records["kind"]]
-    is_pass &= (records["end_ns"] > 0) & (records["flags"] & (WAITING | BROKEN) == 0)
-    start_ns, end_ns = device_spans(records)
-    return start_ns[is_pass], end_ns[is_pass]
-
-
-def _compute_s(
-    passes: tuple[npt.NDArray[Any], npt.NDArray[Any]], spans: Sequence[tuple[int, int]]
-) -> list[float]:
-    """Time of the passes in each step, which are given by their begin and end.
-
-    They alone take long on a slow rank, and wait for no other pipeline stage or replica. Those of
-    an evaluation before the step do not count.
-    """
-    start_ns, end_ns = passes
-    begun_ns, ended_ns = np.array(spans, np.uint64).T[..., None]
-    is_inside = (start_ns >= begun_ns) & (end_ns <= ended_ns)
-    times: list[float] = (((end_ns - start_ns) * is_inside).sum(axis=1) / 1e9).tolist()
-    return times
 
 
 def _name(kind: int) -> str:

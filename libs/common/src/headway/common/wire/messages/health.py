@@ -143,9 +143,6 @@ class WorkerSignals(Message, tag="health.worker_signals/1"):
     For the device: it only launches work, so that where it stands proves nothing."""
     step_age_s: float = -1.0
     """How long the step under way has lasted, -1 outside of one."""
-    compute_s: float = 0.0
-    """Time of the forward and backward passes of one step, median over the last seven of this
-    generation; 0 before the first."""
     groups: tuple[GroupRow, ...] = ()
     """Its group table."""
     device: DevicePlace | None = None

@@ -1,0 +1,53 @@
+"""Judges how ranks spend their steps beside the monitor's loop, which is never kept waiting."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from functools import partial
+from typing import Final
+
+from headway.common.plan.grid import Grid
+from headway.common.wire.messages.summaries import StepSummary
+from headway.common.wire.side_thread import SideThread
+from headway.health.config import HealthConfig
+from headway.health.slowness.live import LiveJudgement, LiveSlowness
+
+LOOK_S: Final = 1.0
+"""How often the newest steps are judged: those of a few ranks take some milliseconds."""
+REST: Final = 4.0
+"""How many times as long as a judgement took the next one waits: 12,288 ranks take seconds."""
+
+
+class SlowThread:
+    """``add`` and ``run_callbacks`` are for the loop's thread."""
+
+    def __init__(
+        self, grid: Grid | None, config: HealthConfig, then: Callable[[LiveJudgement], object]
+    ) -> None:
+        """``then`` is called in the loop's thread, which watches ``done_fd``."""
+        self._live, self._then = LiveSlowness(grid, config), then
+        self._waiting: list[tuple[StepSummary, float]] = []
+        self._lock = threading.Lock()
+        self._thread = SideThread("slowness", self._look, first_s=LOOK_S)
+        self.done_fd, self.run_callbacks = self._thread.done_fd, self._thread.run_callbacks
+
+    def add(self, summary: StepSummary) -> None:
+        """Have a summary judged soon."""
+        with self._lock:
+            self._waiting.append((summary, time.monotonic()))
+
+    def close(self) -> None:
+        """End it; what is being judged is dropped."""
+        self._thread.close()
+
+    def _look(self) -> float:
+        began_s = time.monotonic()
+        with self._lock:
+            waiting, self._waiting = self._waiting, []
+        for summary, arrived_s in waiting:
+            self._live.add(summary, arrived_s)
+        if (judged := self._live.judge(began_s)) is not None:
+            self._thread.hand_back(partial(self._then, judged))
+        return max(LOOK_S, REST * (time.monotonic() - began_s))

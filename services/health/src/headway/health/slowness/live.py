@@ -1,0 +1,165 @@
+"""Which ranks of a run stay slow, while it trains: what the monitor names, and when it is over.
+
+The newest steps are judged by the same rule as stored ones. Of what that finds, only that is named
+which stays with a rank, a tensor-parallel group or a stage, and is so large, so long and so far
+above what passes by itself that it is no chance. It is over once the rule finds it no more.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Final
+
+import numpy as np
+from headway.common.plan.grid import Grid
+from headway.common.wire.messages.summaries import StepSummary
+from headway.health.config import HealthConfig
+from headway.health.slowness.findings import Slowness
+from headway.health.slowness.judge import slowness_of
+from headway.health.slowness.newest import KEPT_STEPS, NewestSteps
+from headway.health.slowness.passing import PassingExcess
+from headway.health.slowness.steps import StepTable
+
+Who = tuple[int, ...]
+"""Lowest and highest rank of what is slow; of a tensor-parallel group always its first rank."""
+LEAST_STEPS: Final = 16
+"""Fewer of a generation are not judged."""
+LEAST_S: Final = 2.0
+"""It lasts at least so long: what a busy machine does to short steps lasts less."""
+ABOVE: Final = 1.5
+"""How many times as large it is as what passes by itself."""
+
+
+@dataclass(frozen=True, slots=True)
+class Named:
+    """What is slow for certain."""
+
+    who: Who
+    one: Slowness
+    began_s: float | None
+    """When its first slow step was reported, by the clock of ``add``; None if that is unknown."""
+
+
+@dataclass(frozen=True, slots=True)
+class LiveJudgement:
+    """What the newest steps show."""
+
+    generation: int
+    table: StepTable
+    named: tuple[Named, ...]
+    doubted: frozenset[Who]
+    """What is slow as well, but not for certain."""
+
+
+class LiveSlowness:
+    """Takes in summaries and judges them. To be used by one thread at a time."""
+
+    def __init__(self, grid: Grid | None, config: HealthConfig) -> None:
+        self._config = config
+        self._newest = NewestSteps(grid)
+        self._passing = PassingExcess()
+        self._lasts: dict[Who, Slowness] = {}
+        self._named: dict[Who, Named] = {}
+        self._changing: dict[Who, int] = {}
+        """Step since which the cause of what is named seems to be another one."""
+        self._generation = self._judged_step = -1
+
+    def add(self, summary: StepSummary, now_s: float) -> None:
+        """Take in a summary that arrived at ``now_s``, on any clock that is always the same."""
+        self._newest.add(summary, now_s)
+        if self._newest.generation != self._generation:
+            self._generation, self._judged_step = self._newest.generation, -1
+            self._lasts.clear()
+            self._named.clear()
+            self._changing.clear()
+            self._passing.begin()
+
+    def judge(self, now_s: float) -> LiveJudgement | None:
+        """What the steps that are known show; None if none is new, or too few are known."""
+        if self._newest.newest_step == self._judged_step:
+            return None
+        table = self._newest.table()
+        if len(table.steps) < LEAST_STEPS:
+            return None
+        self._judged_step = self._newest.newest_step
+        lasting = self._lasting(slowness_of(table), table)
+        self._passing.note(table, lasting.values())
+        self._note_passed(lasting, table)
+        self._named = {
+            who: self._named_as(who, one)
+            for who, one in lasting.items()
+            if who in self._named or self._is_certain(one, table, now_s)
+        }
+        self._keep_what_was_before()
+        return LiveJudgement(
+            self._generation, table, tuple(self._named.values()),
+            frozenset(lasting.keys() - self._named.keys()),
+        )  # fmt: skip
+
+    def _lasting(self, found: list[Slowness], table: StepTable) -> dict[Who, Slowness]:
+        """What has not ended some steps ago, the worst of each."""
+        lasting: dict[Who, Slowness] = {}
+        for one in found:
+            ended_for = 0 if one.until is None else int((table.steps > one.until).sum())
+            is_of_plan = one.cause == "stage_imbalance"
+            # of a single rank nothing shows how long it usually waits
+            is_compared = table.grid.world_size > 1 or one.cause == "compute"
+            if is_of_plan or not one.ranks or not is_compared:
+                continue
+            if ended_for < self._config.slow_steps:
+                lasting.setdefault(_who(one, table), one)
+        return lasting
+
+    def _note_passed(self, lasting: dict[Who, Slowness], table: StepTable) -> None:
+        """What has lasted less long than the table reaches back was no fault that stays."""
+        for who in self._lasts.keys() - lasting.keys():
+            one = self._lasts[who]
+            if one.since is not None and table.steps[-1] - one.since < KEPT_STEPS:
+                self._passing.passed(one, table.grid)
+        self._lasts = lasting
+
+    def _is_certain(self, one: Slowness, table: StepTable, now_s: float) -> bool:
+        began = table.steps[0] if one.since is None else one.since
+        began_s = self._newest.seen_s(int(began))
+        return (
+            one.excess >= self._least_excess(one, table)
+            and (one.until is None or one.until >= table.steps[-2])
+            and int((table.steps >= began).sum()) >= self._config.slow_steps
+            and (began_s is None or now_s - began_s >= LEAST_S)
+        )
+
+    def _least_excess(self, one: Slowness, table: StepTable) -> float:
+        passes = table.times["own_us"][:, list(one.ranks)]
+        passes_s = float(np.nanmedian(passes)) / 1e6 if not np.isnan(passes).all() else 0.0
+        return max(
+            self._config.slow_factor - 1,
+            self._config.slow_floor_s / max(passes_s, 1e-6),
+            ABOVE * self._passing.largest(one, table.grid),
+        )
+
+    def _named_as(self, who: Who, one: Slowness) -> Named:
+        """As it is found now; another cause counts once it has lasted as well."""
+        known = self._named.get(who)
+        if known is None:
+            return Named(who, one, None if one.since is None else self._newest.seen_s(one.since))
+        if one.cause != known.one.cause:
+            began = self._changing.setdefault(who, self._judged_step)
+            if self._judged_step - began < self._config.slow_steps:
+                return known
+        self._changing.pop(who, None)
+        # the first slow step may not be in the table any more
+        return Named(who, replace(one, since=known.one.since), known.began_s)
+
+    def _keep_what_was_before(self) -> None:
+        """What is slow is held against the steps before it, however long it lasts."""
+        since = [named.one.since for named in self._named.values() if named.one.since is not None]
+        if since:
+            self._newest.hold(min(since))
+        elif not self._named:
+            self._newest.release()
+
+
+def _who(one: Slowness, table: StepTable) -> Who:
+    tp = table.grid.tp
+    first, last = min(one.ranks), max(one.ranks)
+    return (first // tp * tp,) if first // tp == last // tp else (first, last)

@@ -1,0 +1,141 @@
+"""The newest steps of a run, kept as a table while their summaries arrive in any order."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+from headway.common.plan.grid import Grid
+from headway.common.wire.messages.summaries import StepSum, StepSummary
+from headway.health.slowness.steps import TIMES, WARM_STEPS, Floats, Ints, StepTable
+
+KEPT_STEPS = 48
+HELD_STEPS = 24
+"""Steps from before something became slow that are kept as long as it is."""
+MOST_RANKS = 1 << 14
+"""Of a run whose grid is unknown; ranks beyond it are left out."""
+_RANK, _GENERATION, _STEP = (StepSum._fields.index(name) for name in ("rank", "generation", "step"))
+_TIMES = [StepSum._fields.index(name) for name in TIMES]
+_MOST_LINES = 64
+
+
+class NewestSteps:
+    """Of the newest generation; a newer one begins with an empty table."""
+
+    def __init__(self, grid: Grid | None) -> None:
+        self._grid = grid
+        self.begin(-1)
+
+    def begin(self, generation: int) -> None:
+        """Forget all steps of earlier generations."""
+        self.generation = generation
+        self.newest_step = -1
+        self._first_step = np.iinfo(np.int64).max
+        self._steps = np.full(KEPT_STEPS, -1, np.int64)
+        """By slot; a step has the slot of its number modulo ``KEPT_STEPS``."""
+        self._seen_s = np.zeros(KEPT_STEPS)
+        self._make_room(self._grid.world_size if self._grid else 0)
+        self._held: StepTable | None = None
+
+    def add(self, summary: StepSummary, now_s: float) -> None:
+        """Take in a summary that has arrived at ``now_s``; steps that are too old are left out."""
+        rows = np.array([one[:-1] for one in summary.steps], np.float64)
+        if not len(rows):
+            return
+        if (newest := int(rows[:, _GENERATION].max())) > self.generation:
+            self.begin(newest)
+        rank, step = rows[:, _RANK], rows[:, _STEP]
+        if self._grid is None and len(self._nodes) < (most := min(rank.max() + 1, MOST_RANKS)):
+            self._make_room(int(most))
+        is_own = (rows[:, _GENERATION] == self.generation) & (step >= 0) & (step < 2**53)
+        is_own &= (rank >= 0) & (rank < len(self._nodes))
+        for number in np.unique(step[is_own]).astype(np.int64).tolist():
+            self._admit(number, now_s)
+        place = np.where(is_own, step, 0).astype(np.int64)
+        is_own &= self._steps[place % KEPT_STEPS] == place
+        at = np.flatnonzero(is_own)
+        slots, ranks = place[at] % KEPT_STEPS, rank[at].astype(np.int64)
+        self._times[:, slots, ranks] = _known(rows[at][:, _TIMES].T)
+        self._nodes[ranks] = summary.node
+        self._add_groups(summary, at, place)
+
+    def seen_s(self, step: int) -> float | None:
+        """When the first summary of a step has arrived; None if that is not known any more."""
+        slot = step % KEPT_STEPS
+        return float(self._seen_s[slot]) if self._steps[slot] == step else None
+
+    def hold(self, before: int) -> None:
+        """Keep the newest steps before this one, until ``release``; a second call has no effect."""
+        if self._held is None:
+            table = self.table()
+            end = int(np.searchsorted(table.steps, before))
+            self._held = table.rows(slice(max(0, end - HELD_STEPS), end))
+
+    def release(self) -> None:
+        """Drop what is held."""
+        self._held = None
+
+    def table(self) -> StepTable:
+        """What is held and the newest steps, without the first ones of the generation."""
+        slots = np.argsort(self._steps, kind="stable")
+        slots = slots[self._steps[slots] >= self._first_step + WARM_STEPS]
+        newest = StepTable(
+            self._grid or Grid(pp=max(1, len(self._nodes))), self._grid is not None,
+            self._steps[slots], self._nodes.copy(),
+            {name: self._times[number][slots] for number, name in enumerate(TIMES)},
+            {line: {"wait_us": waits[slots]} for line, waits in self._waits.items()},
+        )  # fmt: skip
+        if self._held is None or self._held.nodes.shape != newest.nodes.shape:
+            return newest
+        first = newest.steps[0] if len(slots) else self.newest_step
+        return _joined(self._held.rows(np.flatnonzero(self._held.steps < first)), newest)
+
+    def _admit(self, step: int, now_s: float) -> None:
+        """Give a new step the slot of one that is older."""
+        self._first_step = min(self._first_step, step)
+        self.newest_step = max(self.newest_step, step)
+        slot = step % KEPT_STEPS
+        if self._steps[slot] < step:
+            self._steps[slot], self._seen_s[slot] = step, now_s
+            self._times[:, slot] = np.nan
+            for waits in self._waits.values():
+                waits[slot] = np.nan
+
+    def _add_groups(self, summary: StepSummary, at: Ints, place: Ints) -> None:
+        for row in at.tolist():
+            step = summary.steps[row]
+            slot = int(place[row]) % KEPT_STEPS
+            for group in step.groups:
+                if not 0 <= group.line < _MOST_LINES:
+                    continue
+                if group.line not in self._waits:
+                    nothing = np.full(self._times.shape[1:], np.nan, np.float32)
+                    self._waits[group.line] = nothing
+                known = group.wait_us if group.wait_us >= 0 else np.nan
+                self._waits[group.line][slot, step.rank] = known
+
+    def _make_room(self, num_ranks: int) -> None:
+        """Begin with so many ranks; what is known of fewer is left out."""
+        self._nodes = np.full(num_ranks, -1, np.int64)
+        self._times = np.full((len(TIMES), KEPT_STEPS, num_ranks), np.nan, np.float32)
+        self._waits: dict[int, Floats] = {}
+
+
+def _known(values: np.ndarray[tuple[int, ...], np.dtype[np.float64]]) -> Floats:
+    """Negative times are of damaged rows."""
+    return np.where(values >= 0, values, np.nan).astype(np.float32)
+
+
+def _joined(before: StepTable, after: StepTable) -> StepTable:
+    """One table of both; the steps of the first are older."""
+    return replace(
+        after, steps=np.concatenate([before.steps, after.steps]),
+        times={
+            name: np.concatenate([before.times[name], values])
+            for name, values in after.times.items()
+        },
+        groups={
+            line: {"wait_us": np.concatenate([before.waits(line), after.waits(line)])}
+            for line in {*before.groups, *after.groups}
+        },
+    )  # fmt: skip

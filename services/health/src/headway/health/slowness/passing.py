@@ -1,0 +1,124 @@
+"""How much slower ranks are now and then without anything being wrong: what passes by itself.
+
+On a busy machine one rank after the other is slow for some steps. What lasts is only told from that
+by being larger, so the largest excess over a few steps that came and went is kept, by what it was
+measured by.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass, field
+
+import numpy as np
+from headway.common.plan.grid import Grid
+from headway.common.wire.messages.health import Cause
+from headway.health.slowness.findings import Slowness
+from headway.health.slowness.parts import PARTS, parts_of
+from headway.health.slowness.peers import median
+from headway.health.slowness.spans import MOST
+from headway.health.slowness.stages import relative_times
+from headway.health.slowness.steps import Floats, StepTable
+from headway.health.slowness.stragglers import CAUSES
+from headway.health.slowness.transfers import excess_of_transfers
+
+Measure = tuple[Cause, bool]
+"""A cause, and whether it is that of a stage, which is held against its own earlier time."""
+BLOCK = 8
+"""Steps over which an excess is averaged."""
+LAG = 16
+"""Steps after which it has turned out whether it lasts."""
+NUM_BLOCKS = 128
+ENOUGH = 8
+"""Blocks after which it is known what passes by itself on these machines."""
+MANY = 3
+"""Replicas."""
+UNKNOWN = 0.3
+"""What is taken to pass by itself before the first block, and less with each: as on two cores with
+23 processes that wanted to run."""
+
+
+@dataclass(slots=True)
+class PassingExcess:
+    """The largest excess of any rank in each of the newest blocks of steps."""
+
+    _blocks: dict[Measure, deque[float]] = field(default_factory=dict)
+    _noted_step: int = -1
+    _num_blocks: int = 0
+
+    def largest(self, one: Slowness, grid: Grid) -> float:
+        """What has passed by itself of the same, as a share of the time of the passes."""
+        cause, is_of_stage = _measure(one, grid)
+        # what ranks do by themselves moves their stages as well
+        known = [self._blocks.get((cause, kind), ()) for kind in {False, is_of_stage}]
+        unknown = UNKNOWN * (1 - self._num_blocks / ENOUGH)
+        return max(unknown, *map(_usual_most, known))
+
+    def begin(self) -> None:
+        """Of a new generation, whose machines are the same, other steps count."""
+        self._noted_step = -1
+
+    def passed(self, one: Slowness, grid: Grid) -> None:
+        """Something that seemed to last has not."""
+        self._add(_measure(one, grid), min(one.excess, MOST))
+
+    def note(self, table: StepTable, lasting: Collection[Slowness]) -> None:
+        """Take in the next block that is old enough, without the ranks of which something lasts."""
+        end = len(table.steps) - LAG
+        if end < BLOCK or table.steps[end - BLOCK] <= self._noted_step:
+            return
+        self._noted_step = int(table.steps[end - 1])
+        self._num_blocks += 1
+        for measure, excess in _measures(table, lasting, end):
+            self._add(measure, excess)
+
+    def _add(self, measure: Measure, excess: float) -> None:
+        self._blocks.setdefault(measure, deque(maxlen=NUM_BLOCKS)).append(excess)
+
+
+def _measure(one: Slowness, grid: Grid) -> Measure:
+    is_of_stage = grid.dp == 1 or len(one.ranks) > grid.tp
+    return one.cause, one.cause == "compute" and is_of_stage
+
+
+def _measures(
+    table: StepTable, lasting: Collection[Slowness], end: int
+) -> Iterator[tuple[Measure, float]]:
+    """The largest of each excess that is judged, over a block before ``end``."""
+    parts, num_ranks = parts_of(table), table.grid.world_size
+    block, before = slice(end - BLOCK, end), slice(end - 2 * BLOCK, end - BLOCK)
+    for part in PARTS:
+        flat = parts.excess[part][block].reshape(BLOCK, -1)
+        yield (CAUSES[part], False), _largest(_without(lasting, flat, num_ranks))
+    # one of many replicas does not move the median of its stage
+    is_of_stage = any(table.grid.dp < MANY or len(one.ranks) > table.grid.tp for one in lasting)
+    if end >= 2 * BLOCK and not is_of_stage:
+        times = relative_times(table, parts)
+        earlier = median(times[before], 0)
+        change = median(times[block], 0) / np.where(earlier > 0, earlier, np.float32(np.nan)) - 1
+        yield ("compute", True), _largest(change[None].astype(np.float32))
+    transfers = excess_of_transfers(table, parts)
+    if transfers is not None and all(one.cause != "network" for one in lasting):
+        yield ("network", False), _largest(transfers[block])
+
+
+def _without(lasting: Collection[Slowness], excess: Floats, num_ranks: int) -> Floats:
+    """Without the columns, each of as many ranks, in which something lasts."""
+    ranks = [rank for one in lasting for rank in one.ranks]
+    is_out = np.zeros(excess.shape[1], np.bool_)
+    is_out[np.array(ranks, np.int64) * excess.shape[1] // num_ranks] = True
+    return np.where(is_out, np.float32(np.nan), excess)
+
+
+def _usual_most(blocks: Collection[float]) -> float:
+    """The largest but one of many, as the largest may have been a fault that has passed."""
+    return sorted(blocks)[-2] if len(blocks) > ENOUGH else max(blocks, default=0.0)
+
+
+def _largest(excess: Floats) -> float:
+    """The largest mean over the block; of one very long step no more than is judged."""
+    known = ~np.isnan(excess)
+    sums = np.where(known, np.minimum(excess, MOST), 0).sum(0)
+    means = sums / np.maximum(known.sum(0), 1)
+    return max(0.0, float(means.max(initial=0.0)))
