@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
+import msgspec
 import pytest
 from headway.common.plan.grid import Grid
 from headway.common.wire import codec
+from headway.common.wire.messages.health import Verdict, VerdictKind
 from headway.common.wire.messages.summaries import StepSum, StepSummary
 from headway.health.client import diagnose_run
 from headway.health.store.summary_file import framed, write_summaries
@@ -40,7 +42,7 @@ def test_the_summaries_of_a_run_show_who_slows_it(folder: Path) -> None:
     [found] = done.found
     assert (found.kind, found.cause, found.since_step) == ("slow", "compute", SINCE)
     assert [str(one) for one in found.culprits] == ["rank 2 on node 1"]
-    assert done.is_wrong
+    assert not done.is_wrong, "a hint, until the monitor names the rank"
     assert "rank 2 computes slower than its peers: 1.50x" in done.lines[0]
     assert len([what for what in done.read.values() if what == "summaries of steps"]) == 2
 
@@ -63,3 +65,32 @@ def test_a_damaged_file_is_listed_and_the_rest_is_judged(folder: Path) -> None:
 
 def test_a_run_without_summaries_has_nothing_slow(tmp_path: Path) -> None:
     assert not diagnose_run(tmp_path, tmp_path, GRID).is_wrong
+
+
+def verdict(kind: VerdictKind = "slow_rank") -> Verdict:
+    return Verdict(id="a#1", revision=0, kind=kind, cause="compute", is_open=True,
+                   run_id="0badcafe", subject="rank", node=1, rank=2)  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("kind", "is_over", "is_wrong"),
+    [
+        (None, False, False), (None, True, False), ("slow_rank", False, True),
+        ("slow_rank", True, False), ("crash", True, True),
+    ],
+)  # fmt: skip
+def test_a_run_is_wrong_while_its_monitor_says_so_and_slow_only_while_it_trains(
+    folder: Path, kind: VerdictKind | None, is_over: bool, is_wrong: bool
+) -> None:
+    if kind is not None:
+        (folder / "verdicts.jsonl").write_bytes(msgspec.json.encode(verdict(kind)) + b"\n")
+    done = diagnose_run(folder, folder, GRID, is_over=is_over)
+    assert (done.is_wrong, done.is_past) == (is_wrong, is_over and not is_wrong)
+    assert any(one.kind == "slow" for one in done.found), "reported in any case"
+
+
+def test_what_the_monitor_holds_against_a_rank_is_not_said_twice(folder: Path) -> None:
+    held = msgspec.structs.replace(verdict(), cause="host_stall")
+    (folder / "verdicts.jsonl").write_bytes(msgspec.json.encode(held) + b"\n")
+    [found] = diagnose_run(folder, folder, GRID).found
+    assert found.cause == "host_stall"

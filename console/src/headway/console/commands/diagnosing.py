@@ -72,7 +72,8 @@ def diagnose(
 ) -> None:
     """Say who holds up or broke a run or a job, why, and what to do.
 
-    Exits 1 if something is wrong.
+    Exits 1 if something is wrong: in a folder anything, of a run an open verdict of its monitor.
+    Slow steps alone, and what slowed a run that has ended, are reported with 0.
     """
     from headway.health.client import diagnose_folder, diagnose_run
 
@@ -84,7 +85,8 @@ def diagnose(
         done = diagnose_folder(Path(what or ""))
     else:
         folder, grid = run.folder, run.config.parallel.grid
-        done = diagnose_run(folder.verdicts.parent, folder.summaries, grid)
+        control, is_over = folder.verdicts.parent, not run.live
+        done = diagnose_run(control, folder.summaries, grid, is_over=is_over)
     if html is not None:
         from headway.console.reports.diagnosis import folder_page
 

@@ -40,9 +40,8 @@ class RunDiagnosis:
 
     def __init__(self, run: RunRecords) -> None:
         self._run, self._grid = run, run.config.parallel.grid
-        self.found: Diagnosed = diagnose_run(
-            run.folder.verdicts.parent, run.folder.summaries, self._grid
-        )
+        control, summaries = run.folder.verdicts.parent, run.folder.summaries
+        self.found: Diagnosed = diagnose_run(control, summaries, self._grid, is_over=not run.live)
 
     # ---- data ---------------------------------------------------------------------------------
     @cached_property
@@ -155,7 +154,7 @@ class RunDiagnosis:
         found = {
             who.rank: one.summary
             for one in self.found.found
-            if self.found.is_wrong
+            if not self.found.is_past
             for who in one.culprits
             if who.rank >= 0
         }

@@ -87,11 +87,14 @@ class Diagnosed:
     lines: tuple[str, ...]
     """For people."""
     is_wrong: bool
-    """Whether anything is wrong now."""
+    """Whether anything is wrong now: of a run, whether its monitor holds anything against somebody.
+    Slow steps that only a diagnosis shows are no more than a hint."""
     read: dict[str, str]
     """File -> what it was read as."""
     unread: dict[str, str]
     """File -> why it was not read."""
+    is_past: bool = False
+    """Whether all that was found is over."""
     waiting: Callable[[], WaitGraph | None] = lambda: None
     """Makes the graph of who waits for whom; None if nothing shows where the ranks are."""
 
@@ -116,17 +119,21 @@ def diagnose_folder(folder: Path) -> Diagnosed:
     found = judge(evidence)
     lines = (*lines_of(found), *reading_of(evidence))
     is_wrong = any(one.kind != "none" for one in found)
-    return Diagnosed(tuple(found), lines, is_wrong, evidence.read, evidence.unread, waiting)
+    read, unread = evidence.read, evidence.unread
+    return Diagnosed(tuple(found), lines, is_wrong, read, unread, waiting=waiting)
 
 
-def diagnose_run(control: Path, summaries: Path, grid: Grid | None = None) -> Diagnosed:
+def diagnose_run(
+    control: Path, summaries: Path, grid: Grid | None = None, *, is_over: bool = False
+) -> Diagnosed:
     """What is wrong with a run now, else the last fault.
 
     That is what its monitor holds against somebody, and what slows its newest steps.
 
     Args:
         control: folder of ``verdicts.jsonl``. summaries: where the monitor saves those of steps.
-            grid: which ranks do the same work.
+            grid: which ranks do the same work. is_over: the run has ended, and with it what slowed
+            it.
     """
     from headway.health.slowness.of_run import is_known, slow_steps
 
@@ -135,13 +142,19 @@ def diagnose_run(control: Path, summaries: Path, grid: Grid | None = None) -> Di
     held = [diagnosis_of(one) for one in sorted(now, key=lambda one: -one.confidence)]
     slow = slow_steps(summaries, grid, now)  # what is over does not explain these steps
     found = [*held, *(one for one in slow.found if not is_known(one, held))]
-    lines = tuple(lines_of(found, time.time())) if found else ("nothing is wrong now",)
-    is_wrong = bool(found)
+    is_wrong = any(one.kind != "slow" or not is_over for one in held)
+    is_past = not is_wrong and (is_over or not found)
     if not found and verdicts:
         found = [diagnosis_of(verdicts[-1])]
         lines = ("nothing is wrong now; the last fault:", *lines_of(found))
+    elif not found:
+        lines = ("nothing is wrong now",)
+    elif is_past:
+        lines = ("nothing is wrong now; before the run ended:", *lines_of(found))
+    else:
+        lines = tuple(lines_of(found, time.time()))
     read = {"verdicts.jsonl": "verdicts", **slow.read}
-    return Diagnosed(tuple(found), lines, is_wrong, read, slow.unread)
+    return Diagnosed(tuple(found), lines, is_wrong, read, slow.unread, is_past)
 
 
 def brief_of(verdict: Verdict) -> dict[str, Any]:

@@ -39,10 +39,9 @@ def slow_steps(folder: Path, grid: Grid | None, verdicts: Sequence[Verdict]) -> 
 
 
 def is_known(one: Diagnosis, held: Sequence[Diagnosis]) -> bool:
-    """Whether the monitor already holds the same slowness against the same ranks."""
+    """Whether the monitor already holds against the same ranks that they are slow."""
     ranks = {subject.rank for subject in one.culprits}
     return any(
-        other.kind == "slow" and other.cause == one.cause
-        and bool(ranks & {subject.rank for subject in other.culprits})
+        other.kind == "slow" and bool(ranks & {subject.rank for subject in other.culprits})
         for other in held
-    )  # fmt: skip
+    )
