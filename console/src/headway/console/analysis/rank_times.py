@@ -14,21 +14,12 @@ import numpy.typing as npt
 import polars as pl
 from headway.common.plan.grid import Grid
 from headway.console.analysis.actions import is_compute, label
+from headway.health.client import slow_ranks
 
 PASSES = "forward and backward"
 """All passes of a step together, instead of one action."""
 MAX_STEPS = 64
 """The newest so many steps are kept."""
-RATIO = 1.1
-"""An outlier takes at least this many times as long as the median of its peers."""
-ROBUST_Z = 5.0
-"""And it is so many robust standard deviations above it."""
-WINDOWS = 5
-"""Both hold in most of so many stretches of time, each of one step or more: one long step makes no
-outlier."""
-NORMAL = 1.4826
-"""Standard deviation of a normal distribution over its median absolute deviation."""
-
 Seconds = npt.NDArray[np.float64]
 
 
@@ -56,20 +47,8 @@ class RankTimes:
 
     @cached_property
     def outliers(self) -> tuple[int, ...]:
-        """Ranks that take longer than their peers, the slowest first."""
-        if len(self.steps) < WINDOWS:
-            return ()
-        votes = sum(self._is_slow(part) for part in np.array_split(self.seconds, WINDOWS))
-        found = np.flatnonzero(votes * 2 > WINDOWS)
-        slowest_first = np.argsort(-lower_median(self.ratios, axis=0)[found], kind="stable")
-        return tuple(int(rank) for rank in found[slowest_first])
-
-    def _is_slow(self, window: Seconds) -> npt.NDArray[np.int64]:
-        own = self._by_stage(lower_median(window, axis=0)[None])[0]
-        usual = lower_median(own, axis=1)[:, None]
-        spread = NORMAL * lower_median(np.abs(own - usual), axis=1)[:, None]
-        is_slow = (own > RATIO * usual) & (own > usual + ROBUST_Z * spread)
-        return np.asarray(is_slow.reshape(-1), np.int64)
+        """Ranks that stay slower than their peers, the slowest first: by the rule of verdicts."""
+        return slow_ranks(self.seconds, self.grid)
 
     def _by_stage(self, seconds: Seconds) -> Seconds:
         """[steps, stages, peers]; ranks of a stage are neighbours."""

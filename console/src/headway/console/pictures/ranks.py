@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 from headway.common.output import counted
 from headway.common.plan.grid import Grid
-from headway.console.analysis.rank_times import RATIO, RankTimes, lower_median
+from headway.console.analysis.rank_times import RankTimes, lower_median
 from headway.console.pictures.page import Picture
 
 UNKNOWN = 0
@@ -17,8 +17,8 @@ USUAL, PER_DOUBLING = 128, 48
 _HEAT_NOTE = (
     "Colour: time over the median of the ranks of the same stage. Rows are stages and in them "
     "tensor parallel ranks, columns replicas; or ranks over steps, where a row of pixels shows the "
-    f"slowest of its ranks. Framed: more than {RATIO} times the median, beyond five robust "
-    "standard deviations, in most stretches of time."
+    "slowest of its ranks. Framed: ranks that stay slower than the others of their stage, as "
+    "`headway diagnose` judges it."
 )
 _GRID_NOTE = (
     "Each point is a rank. Drag to turn, wheel to zoom, click to select a rank: lines lead to its "

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import structlog
 from headway.common.plan.grid import Grid
@@ -25,6 +25,10 @@ from headway.health.runner import CheckResult, run_suite
 from headway.health.sources import kernel_journal, kernel_log
 from headway.health.sources.train_log import CURSOR_FILE, mark_read
 from headway.health.store.child import Saving
+
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
 
 _log = structlog.get_logger(__name__)
 
@@ -49,6 +53,7 @@ __all__ = [
     "reason",
     "response",
     "run_checks",
+    "slow_ranks",
     "verdicts_of",
     "waiting_in",
 ]
@@ -155,6 +160,17 @@ def diagnose_run(
         lines = tuple(lines_of(found, time.time()))
     read = {"verdicts.jsonl": "verdicts", **slow.read}
     return Diagnosed(tuple(found), lines, is_wrong, read, slow.unread, is_past)
+
+
+def slow_ranks(seconds: npt.NDArray[np.float64], grid: Grid) -> tuple[int, ...]:
+    """Ranks that stay slower in one action than others of their stage, the slowest first.
+
+    Args:
+        seconds: by step and rank; NaN where nothing is recorded.
+    """
+    from headway.health.slowness.one_action import slow_ranks
+
+    return slow_ranks(seconds, grid)
 
 
 def brief_of(verdict: Verdict) -> dict[str, Any]:
