@@ -65,8 +65,7 @@ class LiveRun:
         for arrived in messages(steps, generation, self.step + 1):
             self.now_s += 1.0
             self.step += 1
-            for message in arrived:
-                self.live.add(message, self.now_s)
+            self.live.add([(message, self.now_s) for message in arrived])
             if self.step % self.every:
                 continue
             if (judged := self.live.judge(self.now_s)) is not None:

@@ -298,7 +298,7 @@ def test_lost_late_and_doubled_summaries_of_a_healthy_run_accuse_nobody(
     order = np.argsort(np.arange(len(arrived)) + chance.uniform(0, late + 1, len(arrived)))
     for at in order:
         for _ in range(0 if chance.random() < lost else 1 + int(chance.random() < lost)):
-            live.add(arrived[at], float(at))
+            live.add([(arrived[at], float(at))])
         judged = live.judge(float(at)) if at % 5 == 0 else None
         assert judged is None or judged.named == ()
 
@@ -319,11 +319,11 @@ def test_summaries_of_any_content_fail_nothing(
     group = GroupSum(line, 0, 1, wait_us, 0, 0, 0)
     for number, row in enumerate(rows):
         step = StepSum(*row, (group,))
-        live.add(
-            StepSummary(run_id=RUN_ID, node=0, pid=1, boot_id="b", sequence=number, num_dropped=0,
-                        steps=(step, step._replace(step=number, rank=0))),
-            float(number),
+        message = StepSummary(
+            run_id=RUN_ID, node=0, pid=1, boot_id="b", sequence=number, num_dropped=0,
+            steps=(step, step._replace(step=number, rank=0)),
         )  # fmt: skip
+        live.add([(message, float(number))])
         judged = live.judge(float(number)) if number % 20 == 19 else None
         if judged is not None:
             state.on_judged(judged, float(number))

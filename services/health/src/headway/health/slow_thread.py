@@ -16,8 +16,9 @@ from headway.health.slowness.live import LiveJudgement, LiveSlowness
 
 LOOK_S: Final = 1.0
 """How often the newest steps are judged: those of a few ranks take some milliseconds."""
-REST: Final = 4.0
-"""How many times as long as a judgement took the next one waits: 12,288 ranks take seconds."""
+REST: Final = 9.0
+"""How many times as long as a judgement took of a processor the next one waits: those of 12,288
+ranks take 1.5 s each."""
 
 
 class SlowThread:
@@ -43,11 +44,10 @@ class SlowThread:
         self._thread.close()
 
     def _look(self) -> float:
-        began_s = time.monotonic()
+        began_s = time.thread_time()
         with self._lock:
             waiting, self._waiting = self._waiting, []
-        for summary, arrived_s in waiting:
-            self._live.add(summary, arrived_s)
-        if (judged := self._live.judge(began_s)) is not None:
+        self._live.add(waiting)
+        if (judged := self._live.judge(time.monotonic())) is not None:
             self._thread.hand_back(partial(self._then, judged))
-        return max(LOOK_S, REST * (time.monotonic() - began_s))
+        return max(LOOK_S, REST * (time.thread_time() - began_s))

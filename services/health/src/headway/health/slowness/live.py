@@ -7,6 +7,7 @@ above what passes by itself that it is no chance. It is over once the rule finds
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
@@ -64,9 +65,9 @@ class LiveSlowness:
         """Step since which the cause of what is named seems to be another one."""
         self._generation = self._judged_step = -1
 
-    def add(self, summary: StepSummary, now_s: float) -> None:
-        """Take in a summary that arrived at ``now_s``, on any clock that is always the same."""
-        self._newest.add(summary, now_s)
+    def add(self, arrived: Sequence[tuple[StepSummary, float]]) -> None:
+        """Take in summaries, each with the time at which it arrived, on one clock."""
+        self._newest.add(arrived)
         if self._newest.generation != self._generation:
             self._generation, self._judged_step = self._newest.generation, -1
             self._lasts.clear()

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
 from headway.common.plan.grid import Grid
-from headway.common.wire.messages.summaries import StepSum, StepSummary
+from headway.common.wire.messages.summaries import GroupSum, StepSum, StepSummary
 from headway.health.slowness.steps import TIMES, WARM_STEPS, Floats, Ints, StepTable
 
 KEPT_STEPS = 48
@@ -16,6 +17,7 @@ MOST_RANKS = 1 << 14
 """Of a run whose grid is unknown; ranks beyond it are left out."""
 _RANK, _GENERATION, _STEP = (StepSum._fields.index(name) for name in ("rank", "generation", "step"))
 _TIMES = [StepSum._fields.index(name) for name in TIMES]
+_LINE, _WAIT = GroupSum._fields.index("line"), GroupSum._fields.index("wait_us")
 _MOST_LINES = 64
 
 
@@ -37,11 +39,12 @@ class NewestSteps:
         self._make_room(self._grid.world_size if self._grid else 0)
         self._held: StepTable | None = None
 
-    def add(self, summary: StepSummary, now_s: float) -> None:
-        """Take in a summary that has arrived at ``now_s``; steps that are too old are left out."""
-        rows = np.array([one[:-1] for one in summary.steps], np.float64)
-        if not len(rows):
+    def add(self, arrived: Sequence[tuple[StepSummary, float]]) -> None:
+        """Take in summaries with their times of arrival; steps that are too old are left out."""
+        steps = [step for summary, _ in arrived for step in summary.steps]
+        if not steps:
             return
+        rows = np.array([step[:-1] for step in steps], np.float64)
         if (newest := int(rows[:, _GENERATION].max())) > self.generation:
             self.begin(newest)
         rank, step = rows[:, _RANK], rows[:, _STEP]
@@ -49,15 +52,18 @@ class NewestSteps:
             self._make_room(int(most))
         is_own = (rows[:, _GENERATION] == self.generation) & (step >= 0) & (step < 2**53)
         is_own &= (rank >= 0) & (rank < len(self._nodes))
-        for number in np.unique(step[is_own]).astype(np.int64).tolist():
-            self._admit(number, now_s)
         place = np.where(is_own, step, 0).astype(np.int64)
+        sizes = [len(summary.steps) for summary, _ in arrived]
+        arrived_s = np.repeat([at_s for _, at_s in arrived], sizes)
+        for number, at in zip(*np.unique(place, return_index=True), strict=True):
+            if is_own[place == number].any():
+                self._admit(int(number), float(arrived_s[at]))
         is_own &= self._steps[place % KEPT_STEPS] == place
         at = np.flatnonzero(is_own)
         slots, ranks = place[at] % KEPT_STEPS, rank[at].astype(np.int64)
         self._times[:, slots, ranks] = _known(rows[at][:, _TIMES].T)
-        self._nodes[ranks] = summary.node
-        self._add_groups(summary, at, place)
+        self._nodes[ranks] = np.repeat([summary.node for summary, _ in arrived], sizes)[at]
+        self._add_groups([steps[row].groups for row in at], slots, ranks)
 
     def seen_s(self, step: int) -> float | None:
         """When the first summary of a step has arrived; None if that is not known any more."""
@@ -101,18 +107,17 @@ class NewestSteps:
             for waits in self._waits.values():
                 waits[slot] = np.nan
 
-    def _add_groups(self, summary: StepSummary, at: Ints, place: Ints) -> None:
-        for row in at.tolist():
-            step = summary.steps[row]
-            slot = int(place[row]) % KEPT_STEPS
-            for group in step.groups:
-                if not 0 <= group.line < _MOST_LINES:
-                    continue
-                if group.line not in self._waits:
-                    nothing = np.full(self._times.shape[1:], np.nan, np.float32)
-                    self._waits[group.line] = nothing
-                known = group.wait_us if group.wait_us >= 0 else np.nan
-                self._waits[group.line][slot, step.rank] = known
+    def _add_groups(self, groups: Sequence[tuple[GroupSum, ...]], slots: Ints, ranks: Ints) -> None:
+        sizes = [len(one) for one in groups]
+        line = np.array([group[_LINE] for one in groups for group in one], np.float64)
+        wait_us = np.array([group[_WAIT] for one in groups for group in one], np.float64)
+        slots, ranks = np.repeat(slots, sizes), np.repeat(ranks, sizes)
+        for number in np.unique(line[(line >= 0) & (line < _MOST_LINES)]).astype(int).tolist():
+            if number not in self._waits:
+                nothing = np.full(self._times.shape[1:], np.nan, np.float32)
+                self._waits[number] = nothing
+            at = line == number
+            self._waits[number][slots[at], ranks[at]] = _known(wait_us[at])
 
     def _make_room(self, num_ranks: int) -> None:
         """Begin with so many ranks; what is known of fewer is left out."""
