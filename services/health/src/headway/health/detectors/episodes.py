@@ -160,13 +160,8 @@ class Episodes:
         """Whether an answer to this revision still counts: evidence alone asks nothing new."""
         return self._asked.get(verdict.id, verdict.revision) <= revision <= verdict.revision
 
-    def advise(
-        self, key: Key, advice: Advice, *why: Evidence, cause: Cause | None = None
-    ) -> list[Verdict]:
-        """Change the advice of an open verdict; one that is the same already has no effect.
-
-        Without a ``cause`` it stays what it was.
-        """
+    def advise(self, key: Key, advice: Advice, *why: Evidence) -> list[Verdict]:
+        """Change the advice of an open verdict; one that is the same already has no effect."""
         known = self._open.get(key)
         if known is None or known.remedy == advice.remedy:
             return []
