@@ -12,21 +12,24 @@ from headway.common.wire import codec
 from headway.common.wire.messages.health import Verdict, VerdictKind
 from headway.common.wire.messages.summaries import StepSum, StepSummary
 from headway.health.client import diagnose_run
+from headway.health.slowness.steps import MOST_RANKS
 from headway.health.store.summary_file import framed, write_summaries
 
 GRID = Grid(dp=4)
 SINCE = 20
 
 
-def messages(steps: range) -> Iterator[bytes]:
+def message(one: StepSum) -> StepSummary:
+    return StepSummary(run_id="0badcafe", node=one.rank // 2, pid=1, boot_id="b", sequence=1,
+                       num_dropped=0, steps=(one,))  # fmt: skip
+
+
+def messages(steps: range, slow: int = 2) -> Iterator[bytes]:
     for step in steps:
         for rank in range(4):
-            own_us = 150_000 if rank == 2 and step >= SINCE else 100_000
+            own_us = 150_000 if rank == slow and step >= SINCE else 100_000
             one = StepSum(rank, 0, step, step, 0, own_us + 9_000, own_us, 100, 0, 0, 0, 0, ())
-            yield codec.encode(
-                StepSummary(run_id="0badcafe", node=rank // 2, pid=1, boot_id="b", sequence=1,
-                            num_dropped=0, steps=(one,))
-            )  # fmt: skip
+            yield codec.encode(message(one))
 
 
 @pytest.fixture
@@ -94,3 +97,32 @@ def test_what_the_monitor_holds_against_a_rank_is_not_said_twice(folder: Path) -
     (folder / "verdicts.jsonl").write_bytes(msgspec.json.encode(held) + b"\n")
     [found] = diagnose_run(folder, folder, GRID).found
     assert found.cause == "host_stall"
+
+
+def test_what_slowed_a_running_run_and_is_over_is_past(tmp_path: Path) -> None:
+    def quick_again(steps: range) -> Iterator[bytes]:
+        yield from messages(steps)
+        yield from messages(range(50, 70), slow=-1)
+
+    write_summaries(tmp_path, framed(quick_again(range(50))))
+    done = diagnose_run(tmp_path, tmp_path, GRID)
+    assert [one.until_step for one in done.found] == [49]
+    assert done.is_past
+    assert done.lines[0] == "nothing is wrong now; what is over:"
+
+
+@pytest.mark.parametrize("grid", [GRID, None])
+@pytest.mark.parametrize("rank", [2**33, MOST_RANKS])
+def test_rows_of_a_rank_that_the_run_cannot_have_are_refused_and_the_rest_is_judged(
+    tmp_path: Path, rank: int, grid: Grid | None
+) -> None:
+    damaged = StepSum(rank, 0, 49, 49, 0, 109_000, 100_000, 100, 0, 0, 0, 0, ())
+    whole = [*messages(range(50)), codec.encode(message(damaged))]
+    (tmp_path / "summary-1.msgpack").write_bytes(framed(iter(whole)))
+    done = diagnose_run(tmp_path, tmp_path, grid)
+    assert [one.since_step for one in done.found] == [SINCE]
+    assert set(done.read) == {"verdicts.jsonl", "summary-1.msgpack"}
+    most = 4 if grid else MOST_RANKS
+    assert done.unread["summary-1.msgpack"] == (
+        f"1 of its 201 rows: rank {rank} is beyond the {most} that the run may have"
+    )

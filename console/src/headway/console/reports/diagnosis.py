@@ -154,7 +154,7 @@ class RunDiagnosis:
         found = {
             who.rank: one.summary
             for one in self.found.found
-            if not self.found.is_past
+            if not self.found.is_past and one.until_step is None
             for who in one.culprits
             if who.rank >= 0
         }

@@ -148,14 +148,15 @@ def diagnose_run(
     slow = slow_steps(summaries, grid, now)  # what is over does not explain these steps
     found = [*held, *(one for one in slow.found if not is_known(one, held))]
     is_wrong = any(one.kind != "slow" or not is_over for one in held)
-    is_past = not is_wrong and (is_over or not found)
+    is_past = not is_wrong and (is_over or all(one.until_step is not None for one in found))
     if not found and verdicts:
         found = [diagnosis_of(verdicts[-1])]
         lines = ("nothing is wrong now; the last fault:", *lines_of(found))
     elif not found:
         lines = ("nothing is wrong now",)
     elif is_past:
-        lines = ("nothing is wrong now; before the run ended:", *lines_of(found))
+        when = "before the run ended" if is_over else "what is over"
+        lines = (f"nothing is wrong now; {when}:", *lines_of(found))
     else:
         lines = tuple(lines_of(found, time.time()))
     read = {"verdicts.jsonl": "verdicts", **slow.read}

@@ -75,7 +75,7 @@ class SlowRanks:
             )  # fmt: skip
         if said.since_step is not None:
             rows = (*rows, fact("flight", "since_step", str(said.since_step)))
-        nodes = {int(judged.table.nodes[rank]) for rank in one.ranks}
+        nodes = set(judged.table.nodes_of(one.ranks, one.until).tolist())
         began = named.began_s
         return self._episodes.report(
             _key(named.who),

@@ -69,6 +69,8 @@ class Diagnosis:
     """It began at most this much earlier or later."""
     since_step: int | None = None
     """The first step of a run that shows it, None if that is not known."""
+    until_step: int | None = None
+    """The last one, None if it is not over."""
     evidence: tuple[Observation, ...] = ()
 
     def as_dict(self) -> dict[str, Any]:

@@ -9,6 +9,7 @@ import numpy as np
 from headway.health.diagnosis.diagnosis import Diagnosis
 from headway.health.slowness.findings import Slowness
 from headway.health.slowness.moving import moving
+from headway.health.slowness.nodes import of_its_node
 from headway.health.slowness.notes import Note
 from headway.health.slowness.parts import parts_of
 from headway.health.slowness.sentences import diagnosis
@@ -38,9 +39,10 @@ def slowness_of(table: StepTable, notes: Sequence[Note] = ()) -> list[Slowness]:
     if named:
         parts = parts_of(_without(table, set(slow_units(named, table))))
     found = [*named, *slow_stages(table, parts), *slow_transfers(table, parts)]
-    found = found or moving(table, parts)
+    if not any(one.ranks for one in found):
+        found += moving(table, parts)
     found.sort(key=lambda one: -one.excess)
-    return [noted(one, table, notes) for one in found]
+    return [noted(of_its_node(one, table), table, notes) for one in found]
 
 
 def _without(table: StepTable, units: set[int]) -> StepTable:
@@ -56,7 +58,7 @@ def _without(table: StepTable, units: set[int]) -> StepTable:
 
 def noted(one: Slowness, table: StepTable, notes: Sequence[Note]) -> Slowness:
     """With what agents found on the nodes of these ranks, if it explains the cause."""
-    nodes = {int(table.nodes[rank]) for rank in one.ranks}
+    nodes = set(table.nodes_of(one.ranks, one.until).tolist())
     fitting = tuple(note.text for note in notes if note.cause == one.cause and note.node in nodes)
     if not fitting:
         return one

@@ -102,10 +102,9 @@ class LiveSlowness:
         lasting: dict[Who, Slowness] = {}
         for one in found:
             ended_for = 0 if one.until is None else int((table.steps > one.until).sum())
-            is_of_plan = one.cause == "stage_imbalance"
             # of a single rank nothing shows how long it usually waits
             is_compared = table.grid.world_size > 1 or one.cause == "compute"
-            if is_of_plan or not one.ranks or not is_compared:
+            if not one.ranks or not is_compared:
                 continue
             if ended_for < self._config.slow_steps:
                 lasting.setdefault(_who(one, table), one)

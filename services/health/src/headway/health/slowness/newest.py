@@ -8,17 +8,22 @@ from dataclasses import replace
 import numpy as np
 from headway.common.plan.grid import Grid
 from headway.common.wire.messages.summaries import GroupSum, StepSum, StepSummary
-from headway.health.slowness.steps import TIMES, WARM_STEPS, Floats, Ints, StepTable
+from headway.health.slowness.steps import (
+    MOST_LINES,
+    TIMES,
+    WARM_STEPS,
+    Floats,
+    Ints,
+    StepTable,
+    most_ranks,
+)
 
 KEPT_STEPS = 48
 HELD_STEPS = 24
 """Steps from before something became slow that are kept as long as it is."""
-MOST_RANKS = 1 << 14
-"""Of a run whose grid is unknown; ranks beyond it are left out."""
 _RANK, _GENERATION, _STEP = (StepSum._fields.index(name) for name in ("rank", "generation", "step"))
 _TIMES = [StepSum._fields.index(name) for name in TIMES]
 _LINE, _WAIT = GroupSum._fields.index("line"), GroupSum._fields.index("wait_us")
-_MOST_LINES = 64
 
 
 class NewestSteps:
@@ -48,8 +53,8 @@ class NewestSteps:
         if (newest := int(rows[:, _GENERATION].max())) > self.generation:
             self.begin(newest)
         rank, step = rows[:, _RANK], rows[:, _STEP]
-        if self._grid is None and len(self._nodes) < (most := min(rank.max() + 1, MOST_RANKS)):
-            self._make_room(int(most))
+        if self._grid is None and len(self._nodes) < (most := _num_ranks(rank)):
+            self._make_room(most)
         is_own = (rows[:, _GENERATION] == self.generation) & (step >= 0) & (step < 2**53)
         is_own &= (rank >= 0) & (rank < len(self._nodes))
         place = np.where(is_own, step, 0).astype(np.int64)
@@ -87,11 +92,11 @@ class NewestSteps:
         slots = slots[self._steps[slots] >= self._first_step + WARM_STEPS]
         newest = StepTable(
             self._grid or Grid(pp=max(1, len(self._nodes))), self._grid is not None,
-            self._steps[slots], self._nodes.copy(),
+            self._steps[slots], np.tile(self._nodes, (len(slots), 1)), self._nodes.copy(),
             {name: self._times[number][slots] for number, name in enumerate(TIMES)},
             {line: {"wait_us": waits[slots]} for line, waits in self._waits.items()},
         )  # fmt: skip
-        if self._held is None or self._held.nodes.shape != newest.nodes.shape:
+        if self._held is None or self._held.now_on.shape != newest.now_on.shape:
             return newest
         first = newest.steps[0] if len(slots) else self.newest_step
         return _joined(self._held.rows(np.flatnonzero(self._held.steps < first)), newest)
@@ -112,7 +117,7 @@ class NewestSteps:
         line = np.array([group[_LINE] for one in groups for group in one], np.float64)
         wait_us = np.array([group[_WAIT] for one in groups for group in one], np.float64)
         slots, ranks = np.repeat(slots, sizes), np.repeat(ranks, sizes)
-        for number in np.unique(line[(line >= 0) & (line < _MOST_LINES)]).astype(int).tolist():
+        for number in np.unique(line[(line >= 0) & (line < MOST_LINES)]).astype(int).tolist():
             if number not in self._waits:
                 nothing = np.full(self._times.shape[1:], np.nan, np.float32)
                 self._waits[number] = nothing
@@ -131,10 +136,15 @@ def _known(values: np.ndarray[tuple[int, ...], np.dtype[np.float64]]) -> Floats:
     return np.where(values >= 0, values, np.nan).astype(np.float32)
 
 
+def _num_ranks(ranks: np.ndarray[tuple[int, ...], np.dtype[np.float64]]) -> int:
+    return int(ranks[ranks < most_ranks(None)].max(initial=-1)) + 1
+
+
 def _joined(before: StepTable, after: StepTable) -> StepTable:
     """One table of both; the steps of the first are older."""
     return replace(
         after, steps=np.concatenate([before.steps, after.steps]),
+        nodes=np.concatenate([before.nodes, after.nodes]),
         times={
             name: np.concatenate([before.times[name], values])
             for name, values in after.times.items()

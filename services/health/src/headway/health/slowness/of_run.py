@@ -12,7 +12,7 @@ from headway.health.diagnosis.diagnosis import Diagnosis
 from headway.health.slowness.judge import judge_steps
 from headway.health.slowness.notes import notes_of
 from headway.health.slowness.reading import read_rows
-from headway.health.slowness.steps import table_of
+from headway.health.slowness.steps import most_ranks, table_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +33,7 @@ def slow_steps(folder: Path, grid: Grid | None, verdicts: Sequence[Verdict]) -> 
         grid: which ranks do the same work; without it each is held against its own earlier time.
         verdicts: findings about machines among them may say why a rank is slow.
     """
-    rows, read, unread = read_rows(folder)
+    rows, read, unread = read_rows(folder, most_ranks(grid))
     found = judge_steps(table_of(rows, grid), notes_of(verdicts))
     return SlowSteps(tuple(found), read, unread)
 

@@ -8,14 +8,28 @@ from pathlib import Path
 import numpy as np
 from headway.common.errors import CorruptError
 from headway.common.wire.messages.summaries import StepSummary
-from headway.health.slowness.steps import GROUPS, MAX_STEPS, TIMES, WARM_STEPS, Ints, Rows
+from headway.health.slowness.steps import (
+    GROUPS,
+    MAX_STEPS,
+    MOST_RANKS,
+    TIMES,
+    WARM_STEPS,
+    Ints,
+    Rows,
+)
 from headway.health.store.summary_file import summary_files, unframed
 
 _KEYS = ("node", "rank", "generation", "step")
 
 
-def read_rows(folder: Path) -> tuple[Rows, dict[str, str], dict[str, str]]:
-    """The newest summaries of a folder; which files were read, and which not and why."""
+def read_rows(
+    folder: Path, num_ranks: int = MOST_RANKS
+) -> tuple[Rows, dict[str, str], dict[str, str]]:
+    """The newest summaries of a folder; which files, or rows of them, were read or not and why.
+
+    Args:
+        num_ranks: rows of ranks beyond it are refused.
+    """
     parts: list[Rows] = []
     read: dict[str, str] = {}
     unread: dict[str, str] = {}
@@ -27,8 +41,13 @@ def read_rows(folder: Path) -> tuple[Rows, dict[str, str], dict[str, str]]:
             unread[path.name] = str(error)
             continue
         read[path.name] = "summaries of steps"
+        if len(refused := part.rank[part.rank >= num_ranks]):
+            unread[path.name] = (
+                f"{len(refused)} of its {len(part.rank)} rows: rank {refused.max()} is beyond the "
+                f"{num_ranks} that the run may have"
+            )
         parts.insert(0, part)
-        steps.update(np.unique(part.step).tolist())
+        steps.update(np.unique(part.step[part.rank < num_ranks]).tolist())
         if len(steps) >= MAX_STEPS + WARM_STEPS:
             break
     return _joined(parts), read, unread

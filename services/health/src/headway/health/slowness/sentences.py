@@ -16,9 +16,9 @@ _WHAT: Mapping[Cause, str] = {
     "checkpoint_write": "waits for its snapshots: {share} of the time of the passes in each step",
     "host_stall": "enters collectives late: {share} of the time of the passes in each step",
     "network": "is slow in the network: transfers cost {share} of the time of the passes",
-    "stage_imbalance": "has more to do than the other stages: {times} their passes",
 }
 _OF_NO_RANK: Mapping[Cause, str] = {
+    "stage_imbalance": "{place} has more to do than the other stages: {times} their passes",
     "data": "ranks wait for data: {share} of the time of the passes in each step",
     "garbage_collection": "collections of garbage stop one rank after the other: {share} of the "
     "time of the passes",
@@ -37,7 +37,8 @@ _DO: Mapping[Cause, str] = {
     "host_stall": "take the stacks of these ranks while a step runs, and see what else runs on "
     "{nodes}",
     "network": "compare the links of {nodes} with `headway health pairwise`",
-    "stage_imbalance": "give this stage fewer layers",
+    "stage_imbalance": "give {place} fewer layers; the first stage also has the embedding, the "
+    "last one the output layer and the loss",
     "sequence_imbalance": "give micro-batches of equal length to all replicas",
     "host_noise": "bind the ranks to cores, and stop other services on the nodes",
     "launch_skew": "restart the ranks together; then find what differs in how they are launched",
@@ -46,23 +47,28 @@ _DO: Mapping[Cause, str] = {
 
 def diagnosis(one: Slowness, table: StepTable) -> Diagnosis:
     """The finding as a person and a program can act on it."""
-    nodes = sorted({int(table.nodes[rank]) for rank in one.ranks} - {-1})
+    node_of = table.nodes_of(one.ranks, one.until).tolist()
+    nodes = sorted(set(node_of) - {-1})
     names = {"share": f"{one.excess:.0%}", "times": f"{1 + one.excess:.2f}x",
              "than": "its peers" if table.grid.dp > 1 else "before",
-             "nodes": _nodes(nodes)}  # fmt: skip
+             "nodes": _nodes(nodes), "place": one.place}  # fmt: skip
     rest = 1 - one.certainty
     return Diagnosis(
         "slow",
         one.cause,
         f"{_who(one)}{(_WHAT if one.ranks else _OF_NO_RANK)[one.cause].format(**names)}, "
         f"{_when(one, table)}",
-        culprits=tuple(Subject(rank, _node(table, rank)) for rank in one.ranks),
+        culprits=tuple(
+            Subject(rank, f"node {node}" if node >= 0 else "")
+            for rank, node in zip(one.ranks, node_of, strict=True)
+        ),
         where=one.place,
         why=(*one.why, *one.notes),
         do=_DO[one.cause].format(**names),
         confidence=round(one.certainty, 3),
         alternatives=tuple((what, round(share * rest, 3)) for what, share in one.alternatives),
         since_step=int(table.steps[0]) if one.since is None else one.since,
+        until_step=one.until,
         evidence=(Observation("summaries", f"{len(table.steps)} steps of {_num_known(table)} "
                               "ranks"),),
     )  # fmt: skip
@@ -89,9 +95,5 @@ def _nodes(nodes: list[int]) -> str:
     return f"node {', '.join(map(str, nodes[:4]))}" + (" and others" if len(nodes) > 4 else "")
 
 
-def _node(table: StepTable, rank: int) -> str:
-    return f"node {table.nodes[rank]}" if table.nodes[rank] >= 0 else ""
-
-
 def _num_known(table: StepTable) -> int:
-    return int((table.nodes >= 0).sum())
+    return int((table.nodes >= 0).any(axis=0).sum())

@@ -18,6 +18,12 @@ MAX_STEPS = 128
 """The newest so many are judged."""
 WARM_STEPS = 3
 """The first ones of a generation, which compile and fill caches, are not."""
+MOST_RANKS = 1 << 14
+"""Of a run whose grid is unknown; rows of ranks beyond it are left out."""
+MOST_LINES = 64
+"""Of the group table; what rows say of lines beyond it is left out."""
+OVER_STEPS = 3
+"""So many steps without it end what was slow; the newest one or two may be chance."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +52,9 @@ class StepTable:
     """Else each rank counts as a stage of its own, as it is not known who does the same work."""
     steps: Ints
     nodes: Ints
-    """By rank, -1 if unknown."""
+    """By step and rank, -1 if unknown."""
+    now_on: Ints
+    """By rank, the node that it runs on now; -1 if unknown."""
     times: Mapping[str, Floats]
     groups: Mapping[int, Mapping[str, Floats]]
     """By line of the group table."""
@@ -59,7 +67,7 @@ class StepTable:
     def rows(self, at: Ints | slice) -> StepTable:
         """The same of some steps."""
         return replace(
-            self, steps=self.steps[at],
+            self, steps=self.steps[at], nodes=self.nodes[at],
             times={name: values[at] for name, values in self.times.items()},
             groups={
                 line: {name: values[at] for name, values in sums.items()}
@@ -73,37 +81,74 @@ class StepTable:
             return self.groups[line]["wait_us"]
         return np.full(self.times["own_us"].shape, np.nan, np.float32)
 
+    def first_step(self, start: int) -> int | None:
+        """The step of the first row that shows something; None if all that are known may."""
+        return int(self.steps[start]) if start > 0 else None
+
+    def last_step(self, end: int) -> int | None:
+        """The step of the last row before ``end``; None if what it shows is not over."""
+        return int(self.steps[end - 1]) if end + OVER_STEPS <= len(self.steps) else None
+
+    def within(self, since: int | None, until: int | None) -> slice:
+        """The rows of these steps, both included; None is the first or the last one."""
+        start = 0 if since is None else int(np.searchsorted(self.steps, since))
+        end = len(self.steps)
+        if until is not None:
+            end = int(np.searchsorted(self.steps, until, side="right"))
+        return slice(start, end)
+
+    def nodes_of(self, ranks: tuple[int, ...], until: int | None) -> Ints:
+        """The node of each of these ranks up to a step, the newest one that is known."""
+        known = self.nodes[self.within(None, until)][:, list(ranks)]
+        if not len(known):
+            return np.full(len(ranks), -1, np.int64)
+        last = len(known) - 1 - np.argmax(known[::-1] >= 0, axis=0)
+        return np.asarray(known[last, np.arange(len(ranks))], np.int64)
+
 
 def table_of(rows: Rows, grid: Grid | None) -> StepTable:
-    """The newest steps. Of a step that was repeated after a recovery, the newest one counts."""
-    num_ranks = grid.world_size if grid else int(rows.rank.max(initial=0)) + 1
-    is_used = (rows.rank >= 0) & (rows.rank < num_ranks) & _is_warm(rows)
-    steps = np.unique(rows.step[is_used])[-MAX_STEPS:]
-    is_used &= rows.step >= (steps[0] if len(steps) else 0)
-    used = np.flatnonzero(is_used)
-    used = used[np.argsort(rows.generation[used], kind="stable")]  # so that the newest is last
+    """The newest steps; ranks that the run cannot have are left out."""
+    known = np.flatnonzero((rows.rank >= 0) & (rows.rank < most_ranks(grid)))
+    num_ranks = grid.world_size if grid else int(rows.rank[known].max(initial=0)) + 1
+    used = known[_is_judged(rows.generation[known], rows.step[known])]
+    steps = np.unique(rows.step[used])[-MAX_STEPS:]
+    used = used[rows.step[used] >= (steps[0] if len(steps) else 0)]
     shape = (len(steps), num_ranks)
     row_of = np.full(shape, -1, np.int64)
     row_of[np.searchsorted(steps, rows.step[used]), rows.rank[used]] = used
     cells = np.nonzero(row_of >= 0)
     kept = row_of[cells]
-    times = {name: _filled(shape, cells, rows.times[name][kept]) for name in TIMES}
-    nodes = np.full(num_ranks, -1, np.int64)
-    nodes[rows.rank[used]] = rows.node[used]
+    nodes = np.full(shape, -1, np.int64)
+    nodes[cells] = rows.node[kept]
+    by_age = known[np.lexsort((rows.step[known], rows.generation[known]))]
+    now_on = np.full(num_ranks, -1, np.int64)
+    now_on[rows.rank[by_age]] = rows.node[by_age]
     return StepTable(
-        grid or Grid(pp=num_ranks), grid is not None, steps, nodes, times,
+        grid or Grid(pp=num_ranks), grid is not None, steps, nodes, now_on,
+        {name: _filled(shape, cells, rows.times[name][kept]) for name in TIMES},
         _groups(rows, row_of),
     )  # fmt: skip
 
 
-def _is_warm(rows: Rows) -> npt.NDArray[np.bool_]:
-    """Whether each row is of a step after the first ones of its generation."""
-    if not len(rows.step):
+def most_ranks(grid: Grid | None) -> int:
+    """How many ranks a run may have."""
+    return grid.world_size if grid else MOST_RANKS
+
+
+def _is_judged(generation: Ints, step: Ints) -> npt.NDArray[np.bool_]:
+    """Whether each row counts.
+
+    Neither the first steps of its generation do, nor steps from which on a newer one has begun
+    again.
+    """
+    if not len(step):
         return np.zeros(0, np.bool_)
-    _, generation = np.unique(rows.generation, return_inverse=True)
-    first = np.full(int(generation.max()) + 1, np.iinfo(np.int64).max)
-    np.minimum.at(first, generation, rows.step)
-    return np.asarray(rows.step >= first[generation] + WARM_STEPS)
+    _, number = np.unique(generation, return_inverse=True)
+    never = np.iinfo(np.int64).max
+    first = np.full(int(number.max()) + 1, never)
+    np.minimum.at(first, number, step)
+    again = np.minimum.accumulate(np.append(first[1:], never)[::-1])[::-1]
+    return np.asarray((step >= first[number] + WARM_STEPS) & (step < again[number]))
 
 
 def _groups(rows: Rows, row_of: Ints) -> dict[int, dict[str, Floats]]:
@@ -112,7 +157,7 @@ def _groups(rows: Rows, row_of: Ints) -> dict[int, dict[str, Floats]]:
     cell_of[row_of.ravel()] = np.arange(row_of.size)
     cell_of[-1] = -1  # of the cells without a row
     cell = cell_of[rows.owner]
-    for line in np.unique(rows.line).tolist():
+    for line in np.unique(rows.line[(rows.line >= 0) & (rows.line < MOST_LINES)]).tolist():
         at = np.flatnonzero((rows.line == line) & (cell >= 0))
         cells = np.unravel_index(cell[at], row_of.shape)
         found[line] = {name: _filled(row_of.shape, cells, rows.groups[name][at]) for name in GROUPS}

@@ -46,9 +46,8 @@ def slow_transfers(table: StepTable, parts: Parts) -> list[Slowness]:
         if replica is not None:
             why.append(f"messages of the same pipeline, of replica {replica}, are late as well")
         found.append(Slowness(
-            "network", ranks, level, int(table.steps[start]) if start else None,
-            int(table.steps[end - 1]) if end < len(table.steps) else None,
-            0.97, is_one_of=replica is None, place="" if replica is not None else name,
+            "network", ranks, level, table.first_step(start), table.last_step(end), 0.97,
+            is_one_of=replica is None, place="" if replica is not None else name,
             why=tuple(why),
             alternatives=(("a switch between several of them", 0.6), ("chance", 0.4)),
         ))  # fmt: skip
