@@ -16,6 +16,9 @@ LEAST_OF_ONE = 0.8
 """Of the time that all ranks lose by a part: then it is one rank's."""
 LEAST_SECOND = 0.12
 """Of the excess of the longest replica in a step that of the second has, if lengths differ."""
+ABOVE = 1.5
+"""How many times what symmetric jitter would cost the replicas of one stage lose, if lengths
+differ: most sequences are short, and few are long."""
 SPIKE = 4.0
 """Standard deviations from which on a step of a rank is a spike."""
 LEAST_GROWTH = 0.06
@@ -53,7 +56,7 @@ def _of_part(table: StepTable, parts: Parts, part: Part) -> Slowness | None:
         first, last = int(its_steps[0]), int(its_steps[-1])
         lost = float(flat[first:, worst].mean())
         return Slowness(
-            CAUSES[part], (worst,), lost, int(table.steps[first]) if first else None,
+            CAUSES[part], (worst,), lost, table.first_step(first),
             int(table.steps[last]) if last < len(flat) - LEAST_STEPS else None, 0.95,
             why=(f"{_cost(part, lost)} in {len(its_steps)} steps of this rank alone",),
             alternatives=(("chance", 1.0),),
@@ -84,7 +87,10 @@ def _of_passes(table: StepTable, parts: Parts) -> Slowness | None:
     passes = own.reshape(len(own), -1)
     sigma = noise(passes)
     together = _together(own)
-    is_lengths = not _has_spikes(passes) if together is None else together >= 0.5
+    if together is None:  # one stage does not show what a replica's stages have in common
+        is_lengths = lost > ABOVE * _symmetric(passes) and not _has_spikes(passes)
+    else:
+        is_lengths = together >= 0.5
     if sigma >= LEAST_SPREAD and is_lengths:
         return Slowness(
             "sequence_imbalance", (), lost, None, None, 0.95,
@@ -114,6 +120,11 @@ def _with_other(parts: Parts) -> Floats:
 def _spikes(flat: Floats) -> np.ndarray[tuple[int, ...], np.dtype[np.bool_]]:
     limit = max(SPIKE * max(spread(flat), 0.01), LEAST)
     return np.asarray(np.nan_to_num(flat) > limit)
+
+
+def _symmetric(passes: Floats) -> float:
+    """What a step loses to jitter that is as far above the others as the shortest is below them."""
+    return float(-np.nan_to_num(np.fmin.reduce(passes, axis=1)).mean())
 
 
 def _has_spikes(flat: Floats) -> bool:
