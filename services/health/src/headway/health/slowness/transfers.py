@@ -83,4 +83,4 @@ def _late_replica(table: StepTable, parts: Parts, tp: int, start: int, end: int)
     level: Floats = median(late, 0)
     order = np.argsort(level)
     first, second = float(level[order[-1]]), float(level[order[-2]])
-    return int(order[-1]) if first > 0.02 and first > 2 * abs(second) else None
+    return int(order[-1]) if first > 0.02 and first > 2 * max(second, 0.0) else None
