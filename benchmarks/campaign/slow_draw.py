@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from headway.common.plan.collectives import GroupKind
@@ -28,6 +28,14 @@ FACTORS = (1.1, 1.2, 1.5, 2.0)
 NUM_STEPS = 50
 ONSETS = (12, 30)
 ALWAYS = 0.3
+FATES = ("lasts", "lasts", "ends", "replaced")
+"""Of what one rank does: the node of one that is replaced is another one in a new generation."""
+LASTED = (14, 22)
+"""Steps after which what ends has ended."""
+REPLACED = (30, 36)
+JITTERS = (0.003, 0.01, 0.02, 0.04)
+UNEVEN = (1.0, 1.0, 1.15, 1.3)
+"""How many times as long passes of the first or the last stage are, from the beginning."""
 MAX_TRIES = 1000
 
 
@@ -47,6 +55,12 @@ class Draw:
     stage: int = -1
     since: int = 0
     """Of the steps that are played."""
+    until: int = NUM_STEPS
+    """The first step after it."""
+    replaced_at: int = NUM_STEPS
+    """The first step of a new generation, in which the rank's node is another one."""
+    uneven: tuple[int, float] = (-1, 1.0)
+    """A stage that has more to do, whatever else happens, and how much."""
     jitter: float = 0.01
     """By which a rank's steps differ."""
     pace: float = 0.01
@@ -60,9 +74,6 @@ class Draw:
     def ranks(self) -> frozenset[int]:
         """Who may be named: of a pass, any of those that wait for each other in it."""
         grid = self.layout.grid
-        if self.kind == "stage_imbalance":
-            size = grid.tp * grid.dp
-            return frozenset(range(self.stage * size, (self.stage + 1) * size))
         if self.rank < 0:
             return frozenset()
         if self.kind == "compute":
@@ -82,8 +93,8 @@ def draw(seed: int, most: int, *, clean: float = 0.4) -> Draw:
         if is_clean or _has_room(layout, kind):
             break
     made = Draw(
-        seed, layout, chance.choice((0, 7, 400)), None,
-        jitter=chance.choice((0.003, 0.01, 0.02)), pace=chance.choice((0.003, 0.01)),
+        seed, layout, chance.choice((0, 7, 400)), None, uneven=_uneven(chance, layout),
+        jitter=chance.choice(JITTERS), pace=chance.choice((0.003, 0.01)),
         ramp=chance.choice((0.0, 0.0, 0.5)), snapshots=chance.choice((0, 10)),
     )  # fmt: skip
     return made if is_clean else _slowed(chance, made, kind, factor)
@@ -95,17 +106,31 @@ def _slowed(chance: random.Random, made: Draw, kind: Slow, factor: float) -> Dra
     is_everywhere = kind not in OF_RANK or (kind in PARTS and chance.random() < 0.3)
     if kind == "data" and not is_everywhere:
         rank = chance.randrange(grid.tp * grid.dp)  # of the first stage, which reads
-    # without replicas a rank is known by its own earlier time alone
+    fate = "lasts" if is_everywhere else chance.choice(FATES)
+    # without replicas a rank is known by its own time before or after alone
     needs_history = kind == "network" or (kind == "compute" and grid.dp == 1)
     is_always = kind == "stage_imbalance" or is_everywhere or (
-        not needs_history and chance.random() < ALWAYS
+        chance.random() < ALWAYS and (not needs_history or fate == "ends")
     )  # fmt: skip
     since = 0 if is_always else chance.randint(*ONSETS)
-    return Draw(
-        made.seed, made.layout, made.first_step, kind, factor, -1 if is_everywhere else rank,
-        stage if kind == "stage_imbalance" else -1, since, made.jitter, made.pace, made.ramp,
-        made.snapshots,
+    until = replaced_at = NUM_STEPS
+    if fate == "ends":
+        since = min(since, 16)
+        until = since + chance.randint(*LASTED)
+    elif fate == "replaced":
+        since = min(since, 14)
+        until = replaced_at = chance.randint(*REPLACED)
+    is_of_stage = kind == "stage_imbalance"
+    return replace(
+        made, kind=kind, factor=factor, rank=-1 if is_everywhere else rank,
+        stage=stage if is_of_stage else -1, since=since, until=until, replaced_at=replaced_at,
+        uneven=(-1, 1.0) if is_of_stage else made.uneven,
     )  # fmt: skip
+
+
+def _uneven(chance: random.Random, layout: Layout) -> tuple[int, float]:
+    factor, stage = chance.choice(UNEVEN), chance.choice((0, layout.pp - 1))
+    return (stage, factor) if layout.pp > 1 and factor > 1 else (-1, 1.0)
 
 
 def _has_room(layout: Layout, kind: Slow) -> bool:
@@ -114,7 +139,9 @@ def _has_room(layout: Layout, kind: Slow) -> bool:
         return layout.dp > 1 or layout.pp > 1
     if kind in ("host_noise", "launch_skew"):
         return layout.dp > 1 and layout.dp * layout.pp > 3
-    if kind in ("network", "sequence_imbalance"):
+    if kind == "sequence_imbalance":  # stages that are slow together show it, or many replicas
+        return layout.dp > 1 and (layout.pp > 1 or layout.dp > 3)
+    if kind == "network":
         return layout.dp > 1
     if kind == "stage_imbalance":
         return layout.pp > 1

@@ -7,6 +7,7 @@ from collections import defaultdict
 from collections.abc import Iterator
 
 from headway.common.plan.collectives import GroupKind
+from headway.common.plan.grid import Coordinates
 from headway.common.plan.schedule import Kind
 from headway.common.plan.schedule.actions import COMPUTE
 from headway.common.wire.messages.summaries import GroupSum, StepSum
@@ -68,7 +69,7 @@ class SlowPlayer(Player):
         per_step = self.trace.base[group_of(self._grid, key)[0]][2 * key[0]]
         step, place = divmod(number - 1, per_step)
         is_gradients = key[0] is not GroupKind.DP or place == per_step - SUMS - 1
-        if step < self._draw.since or not is_gradients:
+        if not self._is_slow(step) or not is_gradients:
             return seconds
         extra_s = (self._draw.factor - 1) * self._own_s[self._draw.rank]
         if key[0] is GroupKind.DP:
@@ -77,8 +78,14 @@ class SlowPlayer(Player):
 
     def _slowness(self, rank: int, step: int) -> float:
         draw, place = self._draw, self._grid.coordinates(rank)
-        if step < draw.since:
-            return 1.0
+        uneven = draw.uneven[1] if place.pp == draw.uneven[0] else 1.0
+        return uneven * self._fault(rank, step, place) if self._is_slow(step) else uneven
+
+    def _is_slow(self, step: int) -> bool:
+        return self._draw.since <= step < self._draw.until
+
+    def _fault(self, rank: int, step: int, place: Coordinates) -> float:
+        draw = self._draw
         if (draw.kind == "compute" and rank == draw.rank) or place.pp == draw.stage:
             return draw.factor
         if draw.kind == "sequence_imbalance":
@@ -98,7 +105,7 @@ class SlowPlayer(Player):
         kind = draw.kind
         if kind is None or move.kind is not EXTRA_AT.get(kind) or at in self._had:
             return snapshot_s
-        if step < draw.since or (draw.rank >= 0 and rank != draw.rank):
+        if not self._is_slow(step) or (draw.rank >= 0 and rank != draw.rank):
             return snapshot_s
         self._had.add(at)
         extra_s = (draw.factor - 1) * self._own_s[rank] * self._weight(rank, step)
