@@ -91,6 +91,15 @@ def test_collections_in_every_fourth_step_are_one_cause() -> None:
     assert found.since == FIRST + SINCE
 
 
+def test_collections_that_have_ended_are_judged_by_the_steps_between_them() -> None:
+    steps = PlayedSteps(Grid(pp=4))
+    steps.collection_us[13:29:3, 2] += 0.3 * PASSES_US  # 3.6 % of all steps, and 10 % of those
+    [found] = slowness_of(steps.table())
+    assert (found.cause, found.ranks) == ("garbage_collection", (2,))
+    assert (found.since, found.until) == (FIRST + 13, FIRST + 28)
+    assert found.excess == pytest.approx(0.1, abs=0.01)
+
+
 @pytest.mark.parametrize(
     ("part", "cause"),
     [

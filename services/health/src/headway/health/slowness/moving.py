@@ -25,6 +25,8 @@ LEAST_GROWTH = 0.06
 LEAST_ORDER = 0.5
 """Rank correlation of a growth with the number of the step."""
 LEAST_STEPS = 10
+LEAST_TIMES, LEAST_SPAN = 3, 6
+"""How often a part takes long, and over how many steps, to be more than chance."""
 
 
 def moving(table: StepTable, parts: Parts) -> list[Slowness]:
@@ -43,30 +45,41 @@ def _of_part(table: StepTable, parts: Parts, part: Part) -> Slowness | None:
     Ranks wait for the slowest of them, so each step loses the largest time of any.
     """
     values = table.by_place(table.times[f"{part}_us"]) / parts.base_us
-    flat = np.nan_to_num(values.reshape(len(values), -1))
+    known = values.reshape(len(values), -1)
+    flat = np.nan_to_num(known)
+    by_rank = flat.sum(axis=0)
+    worst = int(by_rank.argmax())
+    is_of_one = flat.shape[1] > 1 and by_rank[worst] >= LEAST_OF_ONE * by_rank.sum()
+    if is_of_one and (one := _of_one(table, part, known[:, worst], worst)) is not None:
+        return one
     largest = flat.max(axis=1)
     lost = float(largest.mean())
     count = int((largest > LEAST).sum())
-    if lost < LEAST or count < 3:
+    if lost < LEAST or count < LEAST_TIMES:
         return None
-    by_rank = flat.sum(axis=0)
-    worst = int(by_rank.argmax())
-    its_steps = np.flatnonzero(flat[:, worst] > LEAST)
-    if flat.shape[1] > 1 and by_rank[worst] >= LEAST_OF_ONE * by_rank.sum() and len(its_steps) > 2:
-        first, last = int(its_steps[0]), int(its_steps[-1])
-        lost = float(flat[first:, worst].mean())
-        return Slowness(
-            CAUSES[part], (worst,), lost, table.first_step(first),
-            int(table.steps[last]) if last < len(flat) - LEAST_STEPS else None, 0.95,
-            why=(f"{_cost(part, lost)} in {len(its_steps)} steps of this rank alone",),
-            alternatives=(("chance", 1.0),),
-        )  # fmt: skip
     reads = flat[:, by_rank > 0]
     is_common = float(np.median(reads, axis=1).mean()) > lost / 2
     who = "on all ranks alike" if is_common else f"on other ranks in each of {count} steps"
     return Slowness(
         CAUSES[part], (), lost, None, None, 0.95, why=(f"{_cost(part, lost)}, {who}",),
         alternatives=(("a few ranks that are slow now and then", 1.0),),
+    )  # fmt: skip
+
+
+def _of_one(table: StepTable, part: Part, values: Floats, rank: int) -> Slowness | None:
+    """The same of one rank, between the first and the last time; unknown steps do not count."""
+    times = np.flatnonzero(np.nan_to_num(values) > LEAST)
+    if len(times) < LEAST_TIMES or times[-1] - times[0] < LEAST_SPAN:
+        return None
+    first, last = int(times[0]), int(times[-1])
+    lost = float(np.nanmean(values[first:last]))  # as many times as pauses between them
+    if lost < LEAST:
+        return None
+    return Slowness(
+        CAUSES[part], (rank,), lost, table.first_step(first),
+        int(table.steps[last]) if last < len(values) - LEAST_STEPS else None, 0.95,
+        why=(f"{_cost(part, lost)} in {len(times)} steps of this rank alone",),
+        alternatives=(("chance", 1.0),),
     )  # fmt: skip
 
 
