@@ -24,14 +24,7 @@ KEPT = (
 )
 """Beginnings of the variables without which this machine may not reach its package index."""
 DEAD_PROXY = "http://127.0.0.1:9"
-SMALL = """
-import sys
-sys.path.insert(0, "infra/setup")
-import install
-install.SETS = {"run": ["./libs/common"], "lab": ["./libs/launch"], "test": []}
-sys.exit(install.main(sys.argv[1]))
-"""
-"""The set-up itself, over one part with small dependencies: these tests are about the way."""
+SMALL = Path(__file__).with_name("small.py")
 
 
 @pytest.fixture
@@ -122,9 +115,15 @@ def run(checkout: Path, environment: dict[str, str]) -> Run:
 
 
 @pytest.fixture
-def small(lowest_python: Path) -> Sequence[str]:
+def small(place: Path, lowest_python: Path) -> Sequence[str]:
     """The command that sets up one small part in the copy it runs in."""
-    return [str(lowest_python), "-c", SMALL, "run"]
+    return [str(lowest_python), str(SMALL), str(place), "run"]
+
+
+@pytest.fixture
+def small_anew(tmp_path: Path, lowest_python: Path) -> Sequence[str]:
+    """The same without anything that a former one has kept."""
+    return [str(lowest_python), str(SMALL), str(tmp_path), "run"]
 
 
 @pytest.fixture

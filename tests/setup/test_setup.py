@@ -78,15 +78,19 @@ def test_ctrl_c_says_how_to_go_on(
 
 @pytest.mark.usefixtures("set_up")
 def test_a_filled_cache_needs_no_network(
-    checkout: Path, run: Run, small: Sequence[str], offline: dict[str, str], installed: Installed
+    checkout: Path,
+    run: Run,
+    small_anew: Sequence[str],
+    offline: dict[str, str],
+    installed: Installed,
 ) -> None:
     (checkout / ".venv").rename(checkout / "old")
-    assert "creating .venv" in run(*small, env=offline).stdout
+    assert "creating .venv" in run(*small_anew, env=offline).stdout
     assert "headway_common" in installed()
 
 
 def test_without_network_and_cache_it_says_what_it_needs(
-    run: Run, small: Sequence[str], offline: dict[str, str], tmp_path: Path
+    run: Run, small_anew: Sequence[str], offline: dict[str, str], tmp_path: Path
 ) -> None:
     empty = {
         **offline,
@@ -94,19 +98,19 @@ def test_without_network_and_cache_it_says_what_it_needs(
         "UV_CACHE_DIR": str(tmp_path / "uv"),
         "PIP_NO_CACHE_DIR": "1",
     }
-    said = run(*small, env=empty, code=2).stdout.splitlines()
+    said = run(*small_anew, env=empty, code=2).stdout.splitlines()
     assert said[-1].startswith("headway: cannot download uv (check the network")
 
 
 def test_a_home_that_cannot_be_written_does_not_matter(
     run: Run,
-    small: Sequence[str],
+    small_anew: Sequence[str],
     environment: dict[str, str],
     installed: Installed,
 ) -> None:
     config = Path.home() / ".config/pip/pip.conf"
     settings = {"PIP_CONFIG_FILE": str(config)} if config.exists() else {}
-    run(*small, env={**settings, **environment, "HOME": "/proc"})
+    run(*small_anew, env={**settings, **environment, "HOME": "/proc"})
     assert "headway_common" in installed()
 
 
