@@ -200,7 +200,7 @@ def test_ctrl_c_before_the_first_step_leaves_nothing_running(machine: Any) -> No
     pytest.param(path, id=path.stem, marks=[] if path.stem in OFTEN else [pytest.mark.slow])
     for path in EXAMPLES])  # fmt: skip
 def test_every_example_trains(machine: Any, example: Path) -> None:
-    small = ("model.layers=4", "train.steps=4", "ckpt.durable_every=2")
+    small = ("model.layers=4", "train.steps=4", "ckpt.durable_every=2", "launch.spares=0")
     text = machine.headway("run", example, "--runs-dir", machine.runs, *machine.settings(small))
     assert f"run {example.stem}: finished after step 4/4" in text
     machine.assert_clean(example.stem)
