@@ -30,7 +30,7 @@ def folder(tmp_path: Path) -> Path:
 @pytest.fixture
 def program(folder: Path, corpus: Path, tmp_path: Path) -> Iterator[subprocess.Popen[bytes]]:
     """It writes to ``log``; killed at the end, whatever its state."""
-    settings = (*SMALL, f"data.path={corpus}", "train.steps=10")
+    settings = (*SMALL, f"data.path={corpus}", "train.steps=10", "launch.spares=0")
     words = [word for one in settings for word in ("--set", one)]
     options = ["--count", str(COUNT), "--folder", folder, *words]
     command = [sys.executable, "-m", "headway.testkit.machines", TINY, *options]
