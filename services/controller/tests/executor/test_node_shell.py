@@ -21,7 +21,7 @@ from headway.common.wire.messages.driver import WorkerGone
 from headway.common.wire.messages.executor import WorkerBeat
 from headway.controller.executor import node_end, node_files, node_run
 from headway.controller.executor.folder_probe import FolderLook
-from headway.controller.executor.node_events import FolderSeen, Looked, WorkerReported
+from headway.controller.executor.node_events import Exit, FolderSeen, Looked, WorkerReported
 from headway.controller.executor.node_run import NodeRun
 from headway.launch.cluster import ClusterFolder
 from headway.launch.lease.file import FileLease, Holder
@@ -195,7 +195,7 @@ def test_what_dead_workers_leave_is_bounded(nodes: Nodes) -> None:
     assert (logs / "n2w0.log").exists()
     assert node_files.next_worker(run.paths, logs) == 40
     run.paths.segment("words", "n1w39").write_bytes(b"nonsense")
-    assert node_files.exit_record(run.paths, "n1w39") == "killed"
+    assert node_files.exit_record(run.paths, "n1w39") == Exit()
 
 
 ZYGOTE = """

@@ -53,6 +53,7 @@ from headway.controller.executor.node_events import (
     DriverReported,
     ServiceBlamed,
     ServiceReported,
+    WorkerLeft,
     WorkerReported,
     WorkerUnwanted,
 )
@@ -364,7 +365,9 @@ class Executor:
         self._to_driver(Relay(node=self.node, store=message))
 
     def _left(self, message: LeftGeneration, _peer: bytes) -> None:
+        assert self._run is not None
         self._to_driver(Relay(node=self.node, left=message))
+        self._run.handle(WorkerLeft(message))
 
     def _report(self, message: StepMetrics | Evaluation | Sample, peer: bytes) -> None:
         assert self._run is not None and self._uplink is not None

@@ -33,6 +33,7 @@ from headway.controller.executor.node_events import (
     Started,
     StartService,
     Trouble,
+    WorkerLeft,
     WorkerReported,
     WorkerUnwanted,
     ZygoteSeen,
@@ -212,6 +213,8 @@ class Guardian:
                 return self._driver_spoke(event.beat, now)
             case FolderSeen():
                 return self._folder_seen(event, now)
+            case WorkerLeft():
+                return self.workers.left(event.left)
             case WorkerUnwanted():
                 return self.workers.kill(event.worker, "the driver ordered it")
             case ServiceBlamed():

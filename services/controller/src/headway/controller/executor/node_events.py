@@ -1,7 +1,7 @@
 """What happens on a node, as its guardian sees it, and what the guardian wants done about it.
 
 Every action that can fail comes back as ``Done``, ``Started``, ``Claimed`` or ``Failed``; until
-then its effect counts as not there. ``Send``, ``Log`` and ``EndRun`` do not come back.
+then its effect counts as not there. ``Send``, ``Log``, ``NoteEnd`` and ``EndRun`` do not come back.
 """
 
 from __future__ import annotations
@@ -13,7 +13,8 @@ from typing import Literal
 from headway.common.decide import Action, Event
 from headway.common.node.process import ProcessId
 from headway.common.wire.message import Message
-from headway.common.wire.messages.executor import DriverBeat, WorkerBeat
+from headway.common.wire.messages.executor import DriverBeat, LeftGeneration, WorkerBeat
+from headway.common.wire.messages.health import WorkerEnd
 from headway.common.wire.messages.service import ServiceBeat
 from headway.launch.lease.file import LeaseView
 
@@ -42,6 +43,19 @@ class ZygoteSeen:
     forks: tuple[Fork, ...] = ()
 
 
+@dataclass(frozen=True)
+class Exit:
+    """How a process ended, by its own account; without one it was killed, and has no code."""
+
+    reason: str = "killed"
+    code: int | None = None
+    is_out_of_memory: bool = False
+    """The kernel killed it, or another process of its control group, as memory ran out."""
+
+    def __str__(self) -> str:
+        return self.reason if self.code is None else f"{self.reason} (code {self.code})"
+
+
 # ---- what happens -----------------------------------------------------------------------------
 @dataclass(frozen=True)
 class Looked(Event):
@@ -50,12 +64,12 @@ class Looked(Event):
     Args:
         states: state letter of each process in ``Guardian.watched``, as in proc_pid_stat(5); one
             that will never run again because SIGKILL waits for it counts as gone.
-        words: worker -> how it ended by its own account, for those found dead.
+        words: worker -> how it ended, for those found dead.
         zygote: the zygote's record, None when it was not read this time.
     """
 
     states: Mapping[ProcessId, str]
-    words: Mapping[str, str] = field(default_factory=dict)
+    words: Mapping[str, Exit] = field(default_factory=dict)
     zygote: ZygoteSeen | None = None
 
 
@@ -92,6 +106,13 @@ class FolderSeen(Event):
     state: Literal["there", "gone", "unknown"]
     lease: LeaseView | None = None
     detail: str = ""
+
+
+@dataclass(frozen=True)
+class WorkerLeft(Event):
+    """A worker has left its generation."""
+
+    left: LeftGeneration
 
 
 @dataclass(frozen=True)
@@ -151,6 +172,13 @@ class Kill(Action):
     process: ProcessId
     signum: int
     why: str
+
+
+@dataclass(frozen=True)
+class NoteEnd(Action):
+    """Write down for the node's agent how a process with a rank ended; the time is added."""
+
+    end: WorkerEnd
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,7 @@ from headway.common.node.files import replace_file
 from headway.common.node.janitor import processes_of, role_of
 from headway.common.node.process import ProcessId
 from headway.common.node.run_dir import NodePaths
-from headway.controller.executor.node_events import Memory
+from headway.controller.executor.node_events import Exit, Memory
 
 FILE = "executor.json"
 KEPT_DEAD = 16
@@ -125,10 +125,10 @@ def _left(paths: NodePaths, logs: Path) -> list[tuple[int, str, Path]]:
     return [(int(match[2]), match[1], path) for match, path in matches if match is not None]
 
 
-def exit_record(paths: NodePaths, worker: str, *, is_oom: bool = False) -> str:
-    """Return how a worker ended, by its own account; never raises.
+def exit_record(paths: NodePaths, worker: str, *, is_oom: bool = False) -> Exit:
+    """Return how a worker ended; never raises.
 
-    Without an account it is ``killed``, by the kernel if ``is_oom``.
+    Without an account of its own it was killed, by the kernel if ``is_oom``.
     """
     try:
         words = ExitRecord(paths.segment("words", worker)).read()
@@ -136,8 +136,8 @@ def exit_record(paths: NodePaths, worker: str, *, is_oom: bool = False) -> str:
         log.warning("last words cannot be read", worker=worker, reason=str(error))
         words = None
     if words is not None:
-        return f"{words.reason} (code {words.code})"
-    return OUT_OF_MEMORY if is_oom else "killed"
+        return Exit(words.reason, words.code)
+    return Exit(OUT_OF_MEMORY, is_out_of_memory=True) if is_oom else Exit()
 
 
 # ---- arenas -----------------------------------------------------------------------------------

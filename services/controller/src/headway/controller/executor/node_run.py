@@ -26,6 +26,7 @@ from headway.common.node.failpoints import configure
 from headway.common.node.process import DEAD, GONE, ProcessId, reap_children
 from headway.common.node.run_dir import NodePaths, RunDir, RunLock
 from headway.common.node.seals import read_seals
+from headway.common.node.worker_ends import WorkerEnds
 from headway.common.wire.addresses import LOOPBACK
 from headway.common.wire.loop import Throttle
 from headway.common.wire.message import Message
@@ -50,6 +51,7 @@ from headway.controller.executor.node_events import (
     Fork,
     Kill,
     Looked,
+    NoteEnd,
     PassOnMonitor,
     Remember,
     Send,
@@ -66,15 +68,16 @@ from headway.launch.cluster import ClusterFolder
 from headway.launch.init.beats import ENV_RESTARTED_FOR
 from headway.launch.lease.choose import lease_of
 from headway.trainer.config import RunConfig
+from msgspec import structs
 
 ZYGOTE_LOOK_S = 0.25
 CALM_S = 1.0
 """The run's folder and its lease are looked at more often once the driver is silent for so long."""
 FOLDER_HANGS_S = 5.0
 """A look at the run's folder that takes longer is reported: its file system hangs."""
-NEVER_BACK = Log | Send | Kill
-"""Their failure changes nothing: a signal is sent again while its process lives,
-beats make up for notes."""
+NEVER_BACK = Log | Send | Kill | NoteEnd
+"""Their failure changes nothing: a signal is sent again while its process lives, beats make up for
+notes, and an end is written again later."""
 
 log = get_logger("node")
 
@@ -114,6 +117,7 @@ class NodeRun:
             self.services.begin_life()
         self._send, self._end = send, end
         self._files = node_files.MemoryFiles(self.paths.sock_dir)
+        self._ends = WorkerEnds(self.paths.shm_dir)
         self._oom_kills = OomKills()
         self._reach = Reach(self.paths.endpoint)
         self.guardian = self._guardian(is_fresh=is_fresh)
@@ -253,6 +257,9 @@ class NodeRun:
                     "signal sent", pid=action.process.pid, signal=action.signum, why=action.why
                 )
                 return None
+            case NoteEnd(end):
+                self._ends.add(structs.replace(end, at_ns=time.monotonic_ns()))  # type: ignore[type-var]
+                return None
             case Send():
                 self._send(action.message)
                 return None
@@ -278,6 +285,8 @@ class NodeRun:
         if was_emptied:
             self.lock.renew()
             self._files.keep()
+        with contextlib.suppress(OSError):
+            self._ends.write()
         self.handle(Trouble("sockets", self._reach.look(self.guardian.services)))
 
     def _do_aside(self, action: StartService | ClaimLease | ClearAway) -> None:

@@ -15,8 +15,17 @@ from headway.common.decide import Action, Log
 from headway.common.errors import InputError
 from headway.common.node.process import DEAD, ProcessId
 from headway.common.wire.messages.driver import WorkerGone
-from headway.common.wire.messages.executor import WorkerBeat
-from headway.controller.executor.node_events import AskForFork, ClearAway, Fork, Kill, Send
+from headway.common.wire.messages.executor import LeftGeneration, WorkerBeat
+from headway.common.wire.messages.health import EndKind, WorkerEnd
+from headway.controller.executor.node_events import (
+    AskForFork,
+    ClearAway,
+    Exit,
+    Fork,
+    Kill,
+    NoteEnd,
+    Send,
+)
 
 # a worker beats twice a second; ten beats missed after a restart mean that it hangs
 REJOIN_LIMIT_S = 5.0
@@ -137,8 +146,19 @@ class WorkerTable:
         member = self.members.get(worker)
         if member is None:
             return []
+        noted = [] if member.is_killed else _note_end(member, "ordered", why)
         member.is_killed = True
-        return [Kill(member.process, signal.SIGKILL, f"{worker}: {why}")]
+        return [*noted, Kill(member.process, signal.SIGKILL, f"{worker}: {why}")]
+
+    def left(self, left: LeftGeneration) -> list[Action]:
+        """Take in that a worker left its generation, which for an error is noted.
+
+        A damaged copy of the state is no failure of the rank that has read it.
+        """
+        member = self.members.get(left.worker)
+        if member is None or left.reason != "error" or left.bad_checkpoint or left.bad_snapshot:
+            return []
+        return _note_end(member, "raised", left.detail, generation=left.generation)
 
     def zygote_ended(self) -> None:
         """What was asked of it and not begun will never come."""
@@ -146,15 +166,19 @@ class WorkerTable:
 
     # ---- time passes --------------------------------------------------------------------------
     def look(
-        self, states: Mapping[ProcessId, str], words: Mapping[str, str], now: float
+        self, states: Mapping[ProcessId, str], words: Mapping[str, Exit], now: float
     ) -> list[Action]:
         """Find the dead; end the stopped, since a frozen rank holds up all others."""
         actions: list[Action] = []
         for name, member in list(self.members.items()):
             state = states.get(member.process, "R")
             if state in DEAD:
-                actions += self._abandon(name, words.get(name, "killed"), now)
+                ended = words.get(name, Exit())
+                actions += _note_end(member, _how(ended), ended.reason, code=ended.code)
+                actions += self._abandon(name, str(ended), now)
             elif state == "T":
+                # noted first: a beat that shows it killed must also show why
+                actions += _note_end(member, "stopped")
                 actions.append(Kill(member.process, signal.SIGKILL, f"{name}: it was stopped"))
                 actions += self._abandon(name, "stopped", now)
             else:
@@ -178,7 +202,7 @@ class WorkerTable:
         return []
 
     def _watch_forks(
-        self, states: Mapping[ProcessId, str], words: Mapping[str, str], now: float
+        self, states: Mapping[ProcessId, str], words: Mapping[str, Exit], now: float
     ) -> list[Action]:
         actions: list[Action] = []
         for name, asked in list(self.asked.items()):
@@ -187,7 +211,7 @@ class WorkerTable:
                 continue
             if states.get(asked.process, "R") in DEAD:
                 del self.asked[name]
-                reason = f"a worker ended before its first beat: {words.get(name, 'killed')}"
+                reason = f"a worker ended before its first beat: {words.get(name, Exit())}"
                 actions.append(self._failed(name, reason, now))
             elif is_late:
                 actions.append(Kill(asked.process, signal.SIGKILL, f"{name}: no beat came from it"))
@@ -262,3 +286,34 @@ class WorkerTable:
         if len(self.members) < wanted and self.backoff.failures:
             return [f"forks fail ({self.backoff.failures} in a row): {self.why}"]
         return []
+
+
+def _how(ended: Exit) -> EndKind:
+    if ended.code is not None:
+        return "exited"
+    return "out_of_memory" if ended.is_out_of_memory else "killed"
+
+
+def _note_end(
+    member: Member,
+    how: EndKind,
+    reason: str = "",
+    *,
+    code: int | None = None,
+    generation: int | None = None,
+) -> list[Action]:
+    """Nothing for a standby, and only the order for what was ended by one."""
+    beat = member.beat
+    if beat.rank < 0 or (member.is_killed and how != "ordered"):
+        return []
+    end = WorkerEnd(
+        worker=beat.worker,
+        rank=beat.rank,
+        generation=beat.generation if generation is None else generation,
+        pid=member.process.pid,
+        start_ticks=member.process.start_ticks,
+        how=how,
+        exit_code=code,
+        reason=reason,
+    )
+    return [NoteEnd(end)]

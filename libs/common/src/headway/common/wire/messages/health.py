@@ -51,6 +51,12 @@ VerdictAction = Literal[
 ]  # fmt: skip
 
 
+EndKind = Literal["killed", "out_of_memory", "stopped", "exited", "raised", "ordered"]
+"""How a rank's process ended: by a signal; by the kernel, whose count of such kills in its control
+group grew; stopped by a signal, and ended for that; by itself; not at all, as it only left its
+generation by an error; as the run wanted it."""
+
+
 class GroupRow(NamedTuple):
     """How far a rank is in one of its groups; a tuple, as a beat has up to 16 for each rank."""
 
@@ -249,6 +255,31 @@ class Machine(Message, tag="health.machine/1"):
     nics: tuple[NicPort, ...] = ()
 
 
+class WorkerEnd(Message, tag="health.worker_end/1"):
+    """How a process that had a rank ended, or left its generation by an error.
+
+    The executor writes it into shared memory before it replaces the process or ends it, and the
+    agent repeats it for a minute, and for as long as the flight ring is that of this process.
+    """
+
+    about = PartOf("AgentBeat")
+
+    worker: str
+    rank: int
+    generation: int
+    pid: int
+    start_ticks: int
+    how: EndKind
+    exit_code: int | None = None
+    """From the last words; None if it left none."""
+    reason: str = ""
+    """From the last words, or the error by which it left its generation."""
+    at_ns: int = 0
+    """When its executor saw it, by the node's monotonic clock."""
+    age_s: float = 0.0
+    """Since then, when the beat was made."""
+
+
 class SilentPeer(Message, tag="health.silent_peer/1"):
     """An address that does not acknowledge what the ranks of a node have sent to it."""
 
@@ -285,6 +316,8 @@ class AgentBeat(Message, tag="health.agent_beat/1"):
     """Number of peers of which it is known whether they answer."""
     machine: Machine | None = None
     """In the first beat of an agent, once a minute, and when it has changed."""
+    ends: tuple[WorkerEnd, ...] = ()
+    """Of processes that had a rank, the newest."""
 
 
 class Evidence(Message, tag="health.evidence/1"):
