@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from headway.common.wire.messages.health import Verdict
 from headway.health.client import reason, response
-from headway.health.policy import ADVICE
+from headway.health.policy import ADVICE, RAISED
 from headway.health.responses import RESPONSES
 from headway.health.rule_files import shipped
 from headway.health.rulebook import Rule
@@ -26,6 +26,7 @@ def verdict(kind: str, action: str, confidence: float) -> Verdict:
 def test_every_kind_and_action_that_the_monitor_gives_has_its_row_and_no_other() -> None:
     given = {(kind, one.action) for kind, one in ADVICE.items()}
     given |= {(rule.kind, rule.action) for rule in shipped().rules}
+    given |= {("crash", RAISED.action)}
     given |= {("crash", "replace_node")}  # of what explains a crash: first_cause/crashes.py
     assert given == {(row.kind, row.action) for row in RESPONSES}
     assert len(given) == len(RESPONSES)

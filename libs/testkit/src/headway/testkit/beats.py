@@ -9,7 +9,13 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from headway.common.plan.schedule.actions import RECEIVES, SENDS, Kind
-from headway.common.wire.messages.health import AgentBeat, Finding, RankPhase, WorkerSignals
+from headway.common.wire.messages.health import (
+    AgentBeat,
+    Finding,
+    RankPhase,
+    WorkerEnd,
+    WorkerSignals,
+)
 from headway.health.config import HealthConfig
 
 RUN_ID = "0badcafe"
@@ -164,6 +170,8 @@ class SimulatedNode:
     """Rank -> process state, where it is not just sleeping."""
     signals: dict[int, dict[str, Any]] = field(default_factory=dict)
     """Rank -> further fields of its ``WorkerSignals`` that differ from the timeline's."""
+    ends: tuple[WorkerEnd, ...] = ()
+    """What its executor has noted of ended ranks."""
 
     def beat(self, now_s: float, findings: tuple[Finding, ...] = ()) -> AgentBeat:
         """The next beat."""
@@ -182,6 +190,7 @@ class SimulatedNode:
             sequence=self.sequence,
             workers=tuple(workers),
             findings=findings,
+            ends=self.ends,
         )
 
 

@@ -37,6 +37,7 @@ from headway.health.exporter import BeatCollector
 from headway.health.rule_files import rules_of
 from headway.health.sources.changes import changed
 from headway.health.sources.connections import ConnectionSource, Peers
+from headway.health.sources.ends import EndSource
 from headway.health.sources.host import FreeSpace, read_host
 from headway.health.sources.kernel_log import KMSG
 from headway.health.sources.node_sources import NodeSources, SourceOptions
@@ -102,6 +103,7 @@ class NodeWatch:
         self._me = ProcessId.current()
         self._workers = WorkerSource(options.shm_dir, config)
         self._connections = ConnectionSource(options.fabric_address)
+        self._ends = EndSource(options.shm_dir)
         self._stacks = StackSource(options.shm_dir)
         self._disk = FreeSpace(options.logs)
         self._rules, refused = rules_of(config.rules)
@@ -140,6 +142,7 @@ class NodeWatch:
             num_asked=peers.asked.num,
             reached=peers.asked.reached,
             machine=self._changed_machine(),
+            ends=self._ends.read(workers),
         )
         return self.newest
 

@@ -7,6 +7,7 @@ is in ``responses``; the rules for lines and counters are in ``rulebook``.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import Final
 
 from headway.common.wire.messages.health import VerdictAction
 from headway.health.rulebook import Rule
@@ -90,6 +91,15 @@ ADVICE: dict[str, Advice] = {
 """Kinds that come from processes, beats and connections, not from findings.
 
 A remedy may name ``{pairs}`` of nodes, or by ``{name}`` a service, as ``dataloader of node N``.
+"""
+
+
+RAISED: Final = Advice(
+    "observe",
+    "read the traceback in the rank's log: the process lives and joins the next generation",
+    0.99,
+)
+"""Of a rank that has left its generation by an error; what the error says may replace the remedy.
 """
 
 

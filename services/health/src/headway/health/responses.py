@@ -29,6 +29,7 @@ class Response:
 RESPONSES: tuple[Response, ...] = (
     Response("crash", "replace_worker", 0.9, "the process is gone"),
     Response("crash", "replace_node", 0.9, "its machine has failed, and would end the next one"),
+    Response("crash", "observe", 0.0, "the rank has reported its error and begins again"),
     Response("stopped", "kill_worker", 0.9, "it cannot leave on its own"),
     Response("silence", "kill_worker", 0.8, "it alone waits for nobody"),
     Response("unexplained_hang", "restart_ranks", 0.5, "nobody is to blame"),

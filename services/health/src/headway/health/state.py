@@ -20,7 +20,7 @@ from headway.common.wire.messages.health import (
     WorkerSignals,
 )
 from headway.health.config import HealthConfig
-from headway.health.detectors import data
+from headway.health.detectors import data, worker_ends
 from headway.health.detectors.episodes import Episodes, Since, fact
 from headway.health.detectors.fabric import Fabric
 from headway.health.detectors.findings import FindingEpisodes
@@ -35,6 +35,7 @@ from headway.health.detectors.process import (
 )
 from headway.health.detectors.rank_view import RankView, observe, still_s
 from headway.health.detectors.slow import SlowRanks
+from headway.health.detectors.worker_ends import WorkerEnds
 from headway.health.first_cause.crashes import CrashCauses
 from headway.health.first_cause.stage import FirstCause
 from headway.health.rule_files import shipped
@@ -92,6 +93,7 @@ class MonitorState:
         self._slow = SlowRanks(self._episodes, config.beat_interval_s)
         self._first_cause = FirstCause(self._episodes, self._follow_ups, config)
         self._crashes = CrashCauses(self._episodes)
+        self._ends = WorkerEnds(self._episodes)
         self._findings = FindingEpisodes(
             self._episodes, rules or shipped(), config, self._first_cause, self._crashes
         )
@@ -108,6 +110,7 @@ class MonitorState:
     def restore(self, verdicts: list[Verdict]) -> None:
         """Take over from an earlier monitor of the run without reporting its verdicts again."""
         self._episodes.restore(verdicts)
+        self._ends.restore(verdicts)
         self._findings.restore(verdicts, self._clock_s)
         self._first_cause.restore(self._clock_s)
 
@@ -131,12 +134,15 @@ class MonitorState:
         )
         alive = _alive_processes(known.beat) if known is not None else frozenset()
         pids = frozenset(worker.pid for worker in beat.workers)
+        for ended in self._ends.take(beat, known.beat if known is not None else None):
+            verdicts += self._on_end(beat.node, ended, pids, clock_s)
+        explained = worker_ends.explained(beat)
         for worker in beat.workers:
-            was_alive = (worker.pid, worker.start_ticks) in alive
-            found = self._on_worker(beat.node, worker, was_alive, clock_s)
+            who = (worker.pid, worker.start_ticks)
+            found = self._on_worker(beat.node, worker, who in alive, who in explained, clock_s)
             if any(one.kind == "crash" and one.is_open for one in found):
                 key = process_key(beat.node, worker)
-                found += self._crashes.on_end(key, beat.node, worker, pids, clock_s)
+                found += self._crashes.on_end(key, beat.node, worker, pids, clock_s, clock_s)
             verdicts += found
         views = [self.ranks.get(worker.rank) for worker in beat.workers]
         here = [view for view in views if view is not None and view.node == beat.node]
@@ -199,8 +205,24 @@ class MonitorState:
         self._last_now_s = now_s
         return self._clock_s
 
+    def _on_end(
+        self, node: int, ended: worker_ends.Ended, pids: frozenset[int], clock_s: float
+    ) -> list[Verdict]:
+        verdicts = self._ends.report(node, ended)
+        at_s, is_oom = clock_s - ended.end.age_s, ended.end.how == "out_of_memory"
+        if ended.end.how != "stopped":
+            verdicts += self._crashes.on_end(
+                ended.key, node, ended.worker, pids, at_s, clock_s, is_out_of_memory=is_oom
+            )
+        return verdicts
+
     def _on_worker(
-        self, node: int, worker: WorkerSignals, was_alive: bool, clock_s: float
+        self,
+        node: int,
+        worker: WorkerSignals,
+        was_alive: bool,
+        is_explained: bool,
+        clock_s: float,
     ) -> list[Verdict]:
         verdicts: list[Verdict] = []
         if worker.generation > self.generation:
@@ -212,8 +234,8 @@ class MonitorState:
         beat_s = self.config.beat_interval_s
         if worker.state not in ENDED:
             verdicts += judge_process(self._episodes, node, worker, beat_s)
-        elif self._is_held_elsewhere(node, worker):
-            pass  # a returning node's leftovers of a rank that has moved to another node
+        elif is_explained or self._is_held_elsewhere(node, worker):
+            pass  # else a returning node's leftovers of a rank that has moved to another node
         elif was_alive or (is_current and clock_s >= self._settle_s()):
             verdicts += judge_process(self._episodes, node, worker, beat_s)
         if is_current:

@@ -46,10 +46,15 @@ def judge_process(
 
 
 def close_replaced(episodes: Episodes, node: int, worker: WorkerSignals) -> list[Verdict]:
-    """Close episodes of earlier processes of a rank once another has it in a later generation."""
+    """Close episodes of earlier processes of a rank once another has it in a later generation.
+
+    The same process may have it again, after an error by which it had left its generation.
+    """
     closed: list[Verdict] = []
     for key, verdict in episodes.of_rank(worker.rank):
-        is_earlier = verdict.kind in PROCESS_KINDS and verdict.pid != worker.pid
+        is_earlier = verdict.kind in PROCESS_KINDS and (
+            verdict.pid != worker.pid or verdict.kind == "crash"
+        )
         if is_earlier and worker.generation > verdict.generation:
             value = f"pid {worker.pid} on node {node} in generation {worker.generation}"
             closed += episodes.close(key, fact("flight", "replaced_by", value))

@@ -81,7 +81,10 @@ def _summary(verdict: Verdict, subject: Subject, facts: dict[str, str]) -> str:
     if verdict.kind in _SAID and (sentence := facts.get("finding", "")):
         return sentence
     who, finding = str(subject), facts.get("line") or facts.get("finding", "")
-    if what := _WHAT.get(verdict.kind, ""):
+    what = _WHAT.get(verdict.kind, "")
+    if verdict.kind == "crash" and facts.get("state") == "alive":
+        what = "has raised an error"
+    if what:
         said = f"{who} {what}" if who else what
         return f"{said}: {facts['why']}" if facts.get("why") else said
     said = verdict.kind.replace("_", " ") + (f" on {who}" if who else "")

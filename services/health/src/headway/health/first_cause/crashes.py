@@ -61,6 +61,8 @@ _CERTAINTY: Final[Mapping[Words, float]] = {
     "memory": 0.8, "disk": 0.8, "program": 0.85, "device": 0.6,
 }  # fmt: skip
 """Of last words alone, as in ``folder.errors``; those of a broken device may be the program's."""
+_OF_COUNTER: Final = 0.8
+"""The counter of a control group does not say which of its processes was killed."""
 _PID = re.compile(r"(?:\bpid=|Killed process |\w\[|Sending SIGBUS to [^:\s]{1,64}:)(\d{1,9})\b")
 
 
@@ -91,13 +93,28 @@ class CrashCauses:
         """Both by node."""
 
     def on_end(
-        self, key: Key, node: int, worker: WorkerSignals, pids: Collection[int], now_s: float
+        self,
+        key: Key,
+        node: int,
+        worker: WorkerSignals,
+        pids: Collection[int],
+        at_s: float,
+        now_s: float,
+        *,
+        is_out_of_memory: bool = False,
     ) -> list[Verdict]:
-        """Explain a process that has just ended; ``pids`` are those of the ranks of its node."""
+        """Explain a process that ended at ``at_s``; ``pids`` are those of the ranks of its node.
+
+        ``is_out_of_memory``: the kernel counted a kill for memory in its control group.
+        """
         words: Words = "none" if worker.exit_code is None else words_of(worker.reason)
-        ended = _Ended(key, worker, now_s, words)
-        self._ended[node].append(ended)
-        verdicts = self._by_words(ended)
+        known = next((one for one in self._ended[node] if one.key == key), None)
+        ended = known or _Ended(key, worker, at_s, words)
+        if known is None:
+            self._ended[node].append(ended)
+        verdicts = self._by_words(ended) if known is None else []
+        if is_out_of_memory:
+            verdicts += self._by_counter(ended)
         for seen in self._seen[node]:
             if now_s - seen.at_s <= BEFORE_S:
                 verdicts += self._by_finding(ended, seen, pids)
@@ -130,6 +147,19 @@ class CrashCauses:
             cause=cause,
             subject="program" if is_program else "rank",
             alternatives=_otherwise(certainty),
+            remedy=remedy,
+        )
+
+    def _by_counter(self, ended: _Ended) -> list[Verdict]:
+        if ended.certainty >= _OF_COUNTER:
+            return []
+        ended.certainty = _OF_COUNTER
+        cause, remedy = cause_of_error("out of memory")
+        return self._episodes.amend(
+            ended.key,
+            fact("kernel", "oom_kill", "the count of its control group grew as it ended"),
+            cause=cause,
+            alternatives=_otherwise(_OF_COUNTER),
             remedy=remedy,
         )
 
@@ -175,6 +205,8 @@ def _share(ended: _Ended, seen: _Seen, pids: Collection[int]) -> float:
 def _action(known: Verdict, rule: Rule, certainty: float) -> dict[str, Any]:
     """The node is replaced if its machine is certainly why the process ended."""
     plain = ADVICE["crash"]
+    if known.action == "observe":
+        return {}  # its process lives: nothing is to be replaced
     changes: dict[str, Any] = {"action": plain.action, "confidence": plain.confidence}
     is_machine = rule.kind in _OF_MACHINE and rule.source in _MACHINE_SOURCES
     if is_machine and rule.severity == "error" and rule.known_cause != "program_error":

@@ -61,6 +61,7 @@ class _Culprit:
     key: Key
     id: str
     kind: VerdictKind
+    generation: int
     began_s: float
     ended_s: float | None = None
 
@@ -103,7 +104,17 @@ class Victims:
             return False
         words = next((row.value for row in verdict.evidence if row.name == "last_words"), "")
         logged_s = self._complained.get(verdict.rank, -KEPT_S - 1)
-        return is_of_others(words) or now_s - logged_s <= KEPT_S
+        if is_of_others(words):
+            return True
+        return now_s - logged_s <= KEPT_S and self._may_follow(verdict)
+
+    def _may_follow(self, verdict: Verdict) -> bool:
+        """Whether a rank without last words may have ended by what is known.
+
+        What ended an earlier generation is over: the rank had left that one and begun the next.
+        """
+        known = [one.generation for one in self._culprits.values() if one.id != verdict.id]
+        return not known or any(one < 0 or one >= verdict.generation for one in known)
 
     def add(self, verdict: Verdict, now_s: float) -> list[Verdict]:
         """Have it wait for its culprit; an ended rank is reported meanwhile, as it is replaced."""
@@ -128,7 +139,9 @@ class Victims:
             return
         known = self._culprits.get(verdict.id)
         began_s = known.began_s if known else _began_s(verdict, now_s)
-        self._culprits[verdict.id] = _Culprit(key, verdict.id, verdict.kind, began_s)
+        self._culprits[verdict.id] = _Culprit(
+            key, verdict.id, verdict.kind, verdict.generation, began_s
+        )
         self._has_news = self._has_news or known is None
         while len(self._culprits) > MAX_CULPRITS:
             del self._culprits[next(iter(self._culprits))]
