@@ -10,8 +10,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable
-from dataclasses import dataclass
-from typing import Final
+from typing import Final, NamedTuple
 
 from headway.common.node.segment import LINE_BYTES, WORD_BYTES
 from headway.common.plan.collectives import NUM_LINES, Membership
@@ -136,8 +135,7 @@ class GroupTable:
         self._words = _NO_WORDS
 
 
-@dataclass(frozen=True, slots=True)
-class GroupCount:
+class GroupCount(NamedTuple):
     """One line of a table: what a rank has entered and finished in a group of its generation."""
 
     line: int
@@ -165,26 +163,28 @@ class GroupCount:
 def read_table(words: memoryview, generation: int) -> tuple[GroupCount, ...]:
     """The lines of ``generation`` in a table that may be written meanwhile.
 
-    What is done is read first: so nothing seems done that was not entered.
+    What is entered is read first and limits what is done: so nothing seems done that was not
+    entered. ``GroupTable.begin`` clears the generation of a line before its counts, so a line that
+    still has it after they were copied is whole.
     """
     found = []
+    copy = words.tolist()  # word by word, in their order
     for line, at in enumerate(range(0, NUM_LINES * _LINE, _LINE)):
-        done, group = words[at + _DONE], words[at + _GROUP]
         if words[at + _GENERATION] != generation + 1:
             continue
-        entered = words[at + _ENTERED]
+        group, _, entered, nbytes, entered_ns, done, done_ns, _ = copy[at : at + _LINE]
         found.append(
             GroupCount(
-                line=line,
-                group=group & 0xFFFFFFFF,
-                size=group >> 32,
-                op=entered >> _SHIFT & 0xFF,
-                entered=entered & _COUNT,
-                done=min(done & _COUNT, entered & _COUNT),
-                nbytes=words[at + _NBYTES],
-                entered_ns=words[at + _ENTERED_NS],
-                done_ns=words[at + _DONE_NS],
-                is_broken=bool(done >> _SHIFT),
+                line,
+                group & 0xFFFFFFFF,
+                group >> 32,
+                entered >> _SHIFT & 0xFF,
+                entered & _COUNT,
+                min(done & _COUNT, entered & _COUNT),
+                nbytes,
+                entered_ns,
+                done_ns,
+                bool(done >> _SHIFT),
             )
         )
     return tuple(found)
