@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import functools
 import time
 from collections.abc import Callable
 from typing import Final
@@ -60,10 +61,15 @@ def is_synchronised() -> bool | None:
     """What the kernel says of its clock, adjtimex(2); None where it cannot be asked."""
     buffer = ctypes.create_string_buffer(_TIMEX_BYTES)  # modes = 0: only read
     try:
-        result = ctypes.CDLL(None).adjtimex(buffer)
+        result = _libc().adjtimex(buffer)
     except (OSError, AttributeError):
         return None
     if result < 0:
         return None
     status = int.from_bytes(buffer.raw[_STATUS_AT : _STATUS_AT + 4], "little")
     return not status & STA_UNSYNC
+
+
+@functools.cache
+def _libc() -> ctypes.CDLL:
+    return ctypes.CDLL(None)

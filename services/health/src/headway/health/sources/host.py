@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 import psutil
 from headway.common.wire.messages.health import HostSignals
 from headway.common.wire.side_thread import SideThread
+from headway.health.sources.changes import read_text
 
 RESOURCES = ("cpu", "memory", "io")
 DISK_PERIOD_S = 1.0
@@ -52,7 +53,7 @@ def read_host(disk_free_bytes: int, shm: Path) -> HostSignals:
     )
 
 
-def read_pressure() -> dict[str, float]:
+def read_pressure(resources: Iterable[str] = RESOURCES) -> dict[str, float]:
     """Pressure stall information: fractions of the last 10 s spent waiting, 0..1.
 
     The keys are ``cpu.some`` and the like.
@@ -60,11 +61,8 @@ def read_pressure() -> dict[str, float]:
     Empty on a kernel without PSI (Documentation/accounting/psi.rst). psutil does not provide it.
     """
     pressure: dict[str, float] = {}
-    for resource in RESOURCES:
-        try:
-            text = Path(psutil.PROCFS_PATH, "pressure", resource).read_text()
-        except OSError:
-            continue
+    for resource in resources:
+        text = read_text(Path(psutil.PROCFS_PATH, "pressure", resource)) or ""
         for line in text.splitlines():
             kind, *fields = line.split()
             averages = dict(part.split("=", 1) for part in fields)

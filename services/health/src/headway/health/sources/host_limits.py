@@ -45,7 +45,7 @@ class HostLimits:
 
     def _pressure(self, now_s: float) -> list[Finding]:
         try:
-            fraction = read_pressure().get("memory.full", 0.0)
+            fraction = read_pressure(["memory"]).get("memory.full", 0.0)
         except (ValueError, KeyError):
             return []  # not the format of the kernel
         if not self._waiting.is_due(fraction > self._config.memory_pressure, now_s):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -83,6 +84,7 @@ class NodeSources:
         sysfs = options.sysfs
         library = options.nvml or (LIBRARY if has_gpus(sysfs) else "")
         self._slow_steps = slow_steps = SlowStepSource(sysfs, library)
+        self._links = self._start("nic", "links", lambda: slow_steps, math.inf)
         logs = self._start("log", "logs", self._make_logs, config.beat_interval_s / 2)
         self._threads = deque(
             [
@@ -92,7 +94,7 @@ class NodeSources:
                 self._start("net", "net", lambda: NetSource(sysfs, config)),
                 self._start("host", "limits", lambda: HostLimits(sysfs, config)),
                 self._start("clock", "clock", lambda: ClockSource(config)),
-                self._start("nic", "links", lambda: slow_steps, config.beat_interval_s),
+                self._links,
                 *[self._start_mount(path) for path in sorted(set(options.mounts))],
             ]
         )
@@ -108,7 +110,8 @@ class NodeSources:
     def look(self, workers: Sequence[WorkerSignals]) -> None:
         """Note the ranks as they are now; a slow step has the links watched closely."""
         self._ranks = tuple(worker.pid for worker in workers)
-        self._slow_steps.look(workers)
+        if self._slow_steps.look(workers):
+            self._links.wake()
 
     def take(self, most: int) -> list[Finding]:
         """At most so many findings; another source comes first in each call."""

@@ -47,14 +47,18 @@ class SlowStepSource:
         self._seen: dict[int, tuple[int, int]] = {}
         """By rank, generation and step when its steps were last looked at."""
 
-    def look(self, workers: Sequence[WorkerSignals]) -> None:
-        """Ask for a reading if a rank's newest step was slow. Never blocks."""
+    def look(self, workers: Sequence[WorkerSignals]) -> bool:
+        """Ask for a reading if a rank's newest step was slow; whether it is asked for.
+
+        Never blocks.
+        """
         for worker in workers:
             newest = (worker.generation, worker.step)
             if self._seen.get(worker.rank) != newest:
                 self._seen[worker.rank] = newest
                 if is_slow(worker):
                     self._asked.set()
+        return self._asked.is_set()
 
     def read(self) -> list[Finding]:
         """What each link was at that is full, congested or paused; and GPUs that were slowed."""

@@ -36,7 +36,8 @@ class SourceThread:
 
     Args:
         name: of the thread.
-        period_s: from the end of one reading to the next.
+        period_s: from the end of one reading to the next; ``math.inf`` for one that is read only
+            when it is woken, after its first reading.
         deadline_s: after which a reading is reported as hung by ``hung``. It is left to itself, and
             no second one is begun.
         again_s: from one report of a reading that still hangs to the next.
@@ -67,6 +68,10 @@ class SourceThread:
     def await_first(self, limit_s: float = START_LIMIT_S) -> bool:
         """Wait for the baseline; whether there is one."""
         return self._was_read.wait(limit_s)
+
+    def wake(self) -> None:
+        """Have it read now; once more if it is being read."""
+        self._thread.wake()
 
     def take(self, most: int) -> list[Finding]:
         """The oldest pending findings, at most ``most``, with their age now."""
