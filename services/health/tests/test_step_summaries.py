@@ -11,7 +11,7 @@ import msgspec
 import polars as pl
 import pytest
 from headway.common.errors import CorruptError
-from headway.common.node.flight import FlightWriter
+from headway.common.node.flight import FlightReader, FlightWriter
 from headway.common.node.flight_record import ON_DEVICE, WAITING
 from headway.common.node.testing import read_line
 from headway.common.plan.collectives import GroupKind, Membership, Op, kind_of
@@ -125,10 +125,12 @@ def test_a_step_waits_for_the_times_of_its_device(rank: Rank) -> None:
     passes = rank.step(0, flags=ON_DEVICE)
     rank.look()
     assert rank.steps() == []
+    reader = FlightReader(rank.folder / "flight-0.bin")
     for sequence in passes:
-        row = rank.source._followers[rank.folder / "flight-0.bin"].reader.at(sequence)
+        row = reader.at(sequence)
         assert row is not None
         rank.writer.correct(sequence, row.start_ns, row.start_ns + 5_000_000)
+    reader.close()
     rank.look()
     assert rank.steps() == [0]
     assert rank.sent[0].steps[0].own_us == pytest.approx(10_000, abs=4)

@@ -255,7 +255,12 @@ def run_agent(options: AgentOptions, config: HealthConfig) -> int:
             watch.sent(time.monotonic())
         num_beats += 1
 
-    with contextlib.closing(watch), contextlib.closing(monitor):
+    summaries = StepSummaries(options.shm_dir, options.run_id, options.node)
+    with (
+        contextlib.closing(watch),
+        contextlib.closing(monitor),
+        contextlib.closing(summaries),
+    ):
         service = Service(
             "agent",
             Server(options.endpoint, {}),
@@ -269,7 +274,6 @@ def run_agent(options: AgentOptions, config: HealthConfig) -> int:
         service.metrics.register(BeatCollector(lambda: watch.newest, options.rank_metrics))
         beats = service.every(config.beat_interval_s, send_beat)
         if options.events is not None:
-            summaries = StepSummaries(options.shm_dir, options.run_id, options.node)
 
             def send_summaries() -> None:
                 if watch.newest is not None:

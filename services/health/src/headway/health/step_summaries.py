@@ -40,6 +40,9 @@ class StepSummaries:
             if not self._waiting or not self._send_some(notify):
                 return
 
+    def close(self) -> None:
+        self._source.close()
+
     def _send_some(self, notify: Callable[[StepSummary], bool]) -> bool:
         """Send the oldest steps in one message; whether it was taken."""
         steps = tuple(self._waiting)[:MAX_STEPS_A_MESSAGE]

@@ -19,7 +19,7 @@ import threading
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -33,7 +33,6 @@ _MAGIC = b"HWFLIGHT"
 _VERSION = 2
 
 _PACK = struct.Struct("<BBHiiIQQQQQQ")
-_PLAIN = np.dtype(f"V{RECORD.itemsize}")
 assert Record._fields == RECORD.names
 assert RECORD.itemsize == _PACK.size == LINE_BYTES
 
@@ -62,8 +61,7 @@ class Passed:
     """When the device was last asked, and answered."""
 
 
-@dataclass(frozen=True, slots=True)
-class FlightHeader:
+class FlightHeader(NamedTuple):
     """``head`` counts records begun, ``progress`` records ended, over all processes of the rank.
 
     ``alive`` counts the turns of another thread of the process, 0 while it has none that counts: a
@@ -302,8 +300,12 @@ class FlightReader:
                 f"{path} has room for {room} records, its capacity is {self._capacity}",
                 remedy="remove the file",
             )
-        # as plain bytes: numpy would copy a record field by field
-        self._records = self._segment.array(RECORD, PAGE_BYTES, self._capacity).view(_PLAIN)
+        self._buffer = self._segment.buffer
+
+    @property
+    def rank(self) -> int:
+        """Whose ring it is."""
+        return int(self._words[_RANK])
 
     @property
     def head(self) -> int:
@@ -343,26 +345,31 @@ class FlightReader:
         first = max(since, head - self._capacity + 1, 0)
         if first >= head:
             return np.empty(0, RECORD)
-        copy = self._copy(first, head)
-        whole = copy["sequence"] == np.arange(first, head, dtype=np.uint64)
+        copy = np.frombuffer(self._copy(first, head), RECORD)
         # The record at the current head may be half written: it replaces head - capacity.
         oldest = self._words[_HEAD] - self._capacity + 1
-        whole[: max(0, oldest - first)] = False
+        copy, first = copy[max(0, oldest - first) :], max(first, oldest)
+        whole = copy["sequence"] == np.arange(first, first + len(copy), dtype=np.uint64)
         return copy if whole.all() else copy[whole]
 
-    def _copy(self, first: int, head: int) -> npt.NDArray[Any]:
-        """The places of the records from ``first`` to before ``head``, in one or two pieces."""
-        begin, end = first % self._capacity, (head - 1) % self._capacity + 1
+    def _copy(self, first: int, head: int) -> bytearray:
+        """The bytes of the records from ``first`` to before ``head``, in one or two pieces."""
+        begin, end = self._place(first), self._place(head - 1) + LINE_BYTES
         if begin < end:
-            return self._records[begin:end].copy().view(RECORD)
-        return np.concatenate((self._records[begin:], self._records[:end])).view(RECORD)
+            return bytearray(self._buffer[begin:end])
+        last = PAGE_BYTES + self._capacity * LINE_BYTES
+        return bytearray(self._buffer[begin:last]) + self._buffer[PAGE_BYTES:end]
+
+    def _place(self, sequence: int) -> int:
+        """Where in the buffer record ``sequence`` begins."""
+        return PAGE_BYTES + sequence % self._capacity * LINE_BYTES
 
     def at(self, sequence: int) -> Record | None:
         """Record ``sequence``, or None if it is overwritten."""
         if not 0 <= sequence < self._words[_HEAD]:
             return None
-        place = sequence % self._capacity
-        [found] = plain(self._records[place : place + 1].copy().view(RECORD))
+        place = self._place(sequence)
+        found = plain(bytes(self._buffer[place : place + LINE_BYTES]))
         oldest = self._words[_HEAD] - self._capacity + 1
         return found if found.sequence == sequence and sequence >= oldest else None
 
@@ -375,6 +382,5 @@ class FlightReader:
         return None
 
     def close(self) -> None:
-        self._words = memoryview(b"").cast("B")
-        self._records = np.empty(0, _PLAIN)
+        self._buffer = self._words = memoryview(b"").cast("B")
         self._segment.close()

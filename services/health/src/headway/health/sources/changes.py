@@ -7,7 +7,6 @@ reset, and is a new baseline.
 from __future__ import annotations
 
 import math
-import os
 import time
 from collections import deque
 from pathlib import Path
@@ -153,12 +152,3 @@ def children(folder: Path) -> list[str]:
         return sorted(path.name for path in folder.iterdir())
     except OSError:
         return []
-
-
-def files_of(folder: Path, beginning: str) -> list[Path]:
-    """The ``.bin`` files of a folder whose names begin so; a fifth of the cost of a glob."""
-    try:
-        names = os.listdir(folder)
-    except OSError:
-        return []
-    return [folder / name for name in names if name.startswith(beginning) and name.endswith(".bin")]

@@ -12,12 +12,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from headway.common.errors import HeadwayError
 from headway.common.node import ring_file as at
 from headway.common.node.process import ProcessId
 from headway.common.node.segment import Segment
 from headway.common.wire.messages.health import DataWait
-from headway.health.sources.changes import files_of
+from headway.health.sources.open_files import OpenFiles
 
 DAEMON: Final = "daemon"
 READERS: Final = "readers"
@@ -39,41 +38,34 @@ class Feed:
 class _Follower:
     ring: at.RingFile
     words: memoryview
-    inode: int
     head: int
     moved_s: float
+
+    def close(self) -> None:
+        self.ring.close()
 
 
 class FeedSource:
     """Reads every ``ring-*.bin`` of a folder. Rings may appear, disappear or be replaced."""
 
     def __init__(self, folder: Path, clock_s: Callable[[], float] = time.monotonic) -> None:
-        self._folder, self._clock_s = folder, clock_s
-        self._followers: dict[Path, _Follower] = {}
+        self._clock_s = clock_s
+        self._rings = OpenFiles(folder, "ring-", self._follow)
 
     def read(self) -> dict[ProcessId, Feed]:
         """One reading, by the process that reads."""
-        paths = set(files_of(self._folder, "ring-"))
-        for path in set(self._followers) - paths:
-            self._followers.pop(path).ring.close()
         found: dict[ProcessId, Feed] = {}
-        for path in sorted(paths):
-            for reader, feed in self._read_one(path):
+        for follower in self._rings.look():
+            for reader, feed in self._read_one(follower):
                 known = found.get(reader)
                 if known is None or _SEVERITY.index(feed.wait) > _SEVERITY.index(known.wait):
                     found[reader] = feed
         return found
 
     def close(self) -> None:
-        for follower in self._followers.values():
-            follower.ring.close()
-        self._followers.clear()
+        self._rings.close()
 
-    def _read_one(self, path: Path) -> Iterator[tuple[ProcessId, Feed]]:
-        try:
-            follower = self._follower(path)
-        except (OSError, HeadwayError):
-            return  # removed between listing and opening, or damaged
+    def _read_one(self, follower: _Follower) -> Iterator[tuple[ProcessId, Feed]]:
         now_s, ring, words = self._clock_s(), follower.ring, follower.words
         head = ring.head
         if head != follower.head:
@@ -87,15 +79,7 @@ class FeedSource:
                 wait: DataWait = READY if is_ready else READERS if is_full else DAEMON
                 yield reader, Feed(wait, now_s - follower.moved_s, ring.writer.pid)
 
-    def _follower(self, path: Path) -> _Follower:
-        inode = path.stat().st_ino
-        known = self._followers.get(path)
-        if known is not None and known.inode == inode:
-            return known
-        if known is not None:
-            self._followers.pop(path).ring.close()
+    def _follow(self, path: Path) -> _Follower:
         segment = Segment.open(path, at.MAGIC, at.VERSION)
         ring = at.RingFile(segment)
-        made = _Follower(ring, segment.words, inode, ring.head, self._clock_s())
-        self._followers[path] = made
-        return made
+        return _Follower(ring, segment.words, ring.head, self._clock_s())

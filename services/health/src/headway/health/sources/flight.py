@@ -9,7 +9,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from headway.common.errors import HeadwayError
 from headway.common.node.flight import FlightHeader, FlightReader
 from headway.common.node.flight_record import BROKEN, ON_DEVICE, Record, plain
 from headway.common.plan.schedule.actions import Kind
@@ -20,7 +19,7 @@ from headway.common.wire.messages.health import (
     Waits,
     WorkerSignals,
 )
-from headway.health.sources.changes import files_of
+from headway.health.sources.open_files import OpenFiles
 
 PHASES: dict[Kind, RankPhase] = {
     Kind.JOIN: "join",
@@ -32,6 +31,7 @@ PHASES: dict[Kind, RankPhase] = {
 
 _STEP, _FLUSH = int(Kind.STEP), int(Kind.FLUSH)
 """As plain numbers: to look up a member of an enum takes as long as ten comparisons."""
+_NAMES = {int(kind): kind.name for kind in Kind}
 INSTANT_NS = 1_000_000
 """A shorter step record was written at the step's end only."""
 
@@ -51,7 +51,6 @@ class _Follower:
     """State of earlier readings of one ring, so that only new records need to be copied."""
 
     reader: FlightReader
-    inode: int
     durations_s: deque[float]
     """Durations of the last steps of this generation."""
     seen: int = 0
@@ -69,6 +68,9 @@ class _Follower:
     generation: int = -1
     num_steps: int = 0
 
+    def close(self) -> None:
+        self.reader.close()
+
 
 class FlightSource:
     """Reads every ``flight-*.bin`` of a folder. Rings may appear, disappear or be replaced."""
@@ -77,30 +79,21 @@ class FlightSource:
         self, folder: Path, window_steps: int = 16, clock_ns: Callable[[], int] = time.monotonic_ns
     ) -> None:
         """``window_steps``: how many of the last steps the median is taken over."""
-        self._folder, self._window_steps, self._clock_ns = folder, window_steps, clock_ns
-        self._followers: dict[Path, _Follower] = {}
+        self._window_steps, self._clock_ns = window_steps, clock_ns
+        self._rings = OpenFiles(folder, "flight-", self._follow)
 
     def read(self) -> list[WorkerSignals]:
         """Read every ring once, and return what it shows of its rank, by rank.
 
         What the kernel knows of the process is left out, and so is a ring until it can be opened.
         """
-        paths = sorted(files_of(self._folder, "flight-"))
-        for path in set(self._followers) - set(paths):
-            self._followers.pop(path).reader.close()
-        found = [self._read_one(path) for path in paths]
+        found = [self._read_one(follower) for follower in self._rings.look()]
         return sorted((one for one in found if one is not None), key=lambda one: one.rank)
 
     def close(self) -> None:
-        for follower in self._followers.values():
-            follower.reader.close()
-        self._followers.clear()
+        self._rings.close()
 
-    def _read_one(self, path: Path) -> WorkerSignals | None:
-        try:
-            follower = self._follower(path)
-        except (OSError, HeadwayError):
-            return None  # being created, or removed between listing and opening
+    def _read_one(self, follower: _Follower) -> WorkerSignals | None:
         header, now_ns = follower.reader.header, self._clock_ns()
         if header.process.pid == 0:
             return None  # its writer is being recorded
@@ -137,17 +130,8 @@ class FlightSource:
             device=_device(follower.reader, header, now_ns),
         )
 
-    def _follower(self, path: Path) -> _Follower:
-        inode = path.stat().st_ino
-        known = self._followers.get(path)
-        if known is not None and known.inode == inode:
-            return known
-        if known is not None:
-            self._followers.pop(path).reader.close()
-        made = self._followers[path] = _Follower(
-            FlightReader(path), inode, deque(maxlen=self._window_steps)
-        )
-        return made
+    def _follow(self, path: Path) -> _Follower:
+        return _Follower(FlightReader(path), deque(maxlen=self._window_steps))
 
 
 def _groups(reader: FlightReader, now_ns: int) -> tuple[GroupRow, ...]:
@@ -218,11 +202,12 @@ def _advance(follower: _Follower, header: FlightHeader) -> int:
     # a long step has thousands of records between those that were open and the new ones
     earlier = [follower.reader.at(one) for one in sorted(follower.open) if one < follower.seen]
     rows = [one for one in earlier if one is not None]  # else overwritten meanwhile
-    records = follower.reader.snapshot(follower.seen)
-    end_ns = records["end_ns"]
-    newest_ns = int(max(records["start_ns"].max(), end_ns.max())) if len(records) else 0
-    is_wanted = (end_ns == 0) | (records["kind"] == _STEP)
-    rows += plain(records[is_wanted])
+    new, newest_ns = follower.reader.snapshot(follower.seen), 0
+    if len(new):
+        end_ns = new["end_ns"]
+        newest_ns = int(max(new["start_ns"].max(), end_ns.max()))
+        [wanted] = ((end_ns == 0) | (new["kind"] == _STEP)).nonzero()
+        rows += [plain(new[at].tobytes()) for at in wanted.tolist()]
     follower.open, steps = {}, []
     for row in rows:
         if row.end_ns:
@@ -240,9 +225,9 @@ def _advance(follower: _Follower, header: FlightHeader) -> int:
 
 
 def _note_steps(follower: _Follower, header: FlightHeader, steps: Sequence[Record]) -> None:
-    """Collect finished steps.
+    """Collect finished steps; one that was recorded at its end began at the end of the one before.
 
-    One that was recorded only at its end began at the end of the one before.
+    Those of other generations set the time, and do not count.
     """
     if header.generation != follower.generation:
         follower.generation, follower.num_steps = header.generation, 0
@@ -260,4 +245,4 @@ def _note_steps(follower: _Follower, header: FlightHeader, steps: Sequence[Recor
 
 
 def _name(kind: int) -> str:
-    return Kind(kind).name if kind in Kind.__members__.values() else str(kind)
+    return _NAMES.get(kind, str(kind))

@@ -5,15 +5,14 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Collection
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import psutil
 from headway.common.node.process import ProcessId, kernel_fields
 from headway.common.wire.side_thread import SideThread
 
 
-@dataclass(frozen=True, slots=True)
-class ProcessSignals:
+class ProcessSignals(NamedTuple):
     """One reading. ``state`` is the kernel's letter, or ``gone``, with everything else zero."""
 
     state: str

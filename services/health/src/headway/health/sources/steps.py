@@ -8,12 +8,12 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from headway.common.errors import HeadwayError
 from headway.common.node.flight import FlightReader
 from headway.common.node.flight_record import BROKEN, awaits_device
 from headway.common.plan.schedule.actions import Kind
 from headway.common.wire.messages.health import WorkerSignals
 from headway.common.wire.messages.summaries import StepSum
+from headway.health.sources.open_files import OpenFiles
 from headway.health.sources.step_sums import sums_of
 
 MAX_STEPS = 1024
@@ -24,7 +24,7 @@ class StepSource:
     """Reads the rings of a folder, of which a ``FlightSource`` has shown that a step has ended."""
 
     def __init__(self, folder: Path) -> None:
-        self._folder = folder
+        self._rings = OpenFiles(folder, "flight-", FlightReader)
         self._seen: dict[int, int] = {}
         """By rank, the sequence number of the newest step that was summed up."""
         self._counted: dict[int, tuple[int, int, int]] = {}
@@ -37,31 +37,29 @@ class StepSource:
         What a rank has done before the first call is left out: an earlier agent has seen it.
         """
         found: list[StepSum] = []
+        readers = {reader.rank: reader for reader in self._rings.look()}
         for worker in workers:
             counted = (worker.pid, worker.generation, worker.num_steps)
             is_first = worker.rank not in self._counted
             if counted == self._counted.get(worker.rank):
                 continue
-            try:
-                sums, waits = self._read_one(worker, skips=is_first)
-            except (OSError, HeadwayError):
+            if (reader := readers.get(worker.rank)) is None:
                 continue  # removed, or made anew: its next step is seen
+            sums, waits = self._read_one(reader, worker, skips=is_first)
             found += sums
             if not waits:
                 self._counted[worker.rank] = counted
         self._forget({worker.rank for worker in workers})
         return found
 
-    def _read_one(self, worker: WorkerSignals, *, skips: bool) -> tuple[list[StepSum], bool]:
+    def _read_one(
+        self, reader: FlightReader, worker: WorkerSignals, *, skips: bool
+    ) -> tuple[list[StepSum], bool]:
         """The new steps of one ring, and whether one still lacks the device's times."""
-        reader = FlightReader(self._folder / f"flight-{worker.rank}.bin")
-        try:
-            newest = self._seen.get(worker.rank, -1)
-            if newest >= reader.head:  # the ring was made anew
-                newest = -1
-            records = reader.snapshot(max(0, newest))
-        finally:
-            reader.close()
+        newest = self._seen.get(worker.rank, -1)
+        if newest >= reader.head:  # the ring was made anew
+            newest = -1
+        records = reader.snapshot(max(0, newest))
         steps = records[
             (records["kind"] == Kind.STEP)
             & (records["end_ns"] > 0)
@@ -83,6 +81,9 @@ class StepSource:
         """How many steps were left out since the call before."""
         num_cut, self._num_cut = self._num_cut, 0
         return num_cut
+
+    def close(self) -> None:
+        self._rings.close()
 
     def _forget(self, ranks: set[int]) -> None:
         for rank in set(self._counted) - ranks:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping
 from pathlib import Path
+from typing import NamedTuple
 
 import msgspec
 from headway.common.errors import HeadwayError
@@ -22,6 +23,14 @@ FDS_READINGS = 8
 _NO_FEED = Feed(wait="", age_s=-1.0, writer_pid=0)
 
 
+class _Reading(NamedTuple):
+    """What was read of a rank's process, and when."""
+
+    process: ProcessId
+    at_s: float
+    signals: ProcessSignals
+
+
 class WorkerSource:
     """The ranks whose flight rings are in ``shm_dir``."""
 
@@ -30,22 +39,18 @@ class WorkerSource:
         self._flight = FlightSource(shm_dir, config.median_window_steps)
         self._feeds = FeedSource(shm_dir)
         self._pss = PssReader(config.pss_interval_s)
-        self._cpu: dict[ProcessId, tuple[float, float]] = {}
-        """Process -> (time, CPU seconds) of the last reading."""
-        self._num_fds: dict[ProcessId, int] = {}
+        self._readings: dict[int, _Reading] = {}
+        """The newest by rank."""
         self._num_readings = 0
 
     def read(self) -> tuple[WorkerSignals, ...]:
         """One reading of every rank."""
         found = self._flight.read()
         feeds = self._feeds.read()
-        processes = {ProcessId(ring.pid, ring.start_ticks) for ring in found}
-        self._cpu = {process: row for process, row in self._cpu.items() if process in processes}
-        if self._num_readings % FDS_READINGS == 0:
-            self._num_fds.clear()
+        self._pss.follow({ProcessId(ring.pid, ring.start_ticks) for ring in found})
+        workers = tuple(self._worker(ring, feeds) for ring in found)
         self._num_readings += 1
-        self._pss.follow(processes)
-        return tuple(self._worker(ring, feeds) for ring in found)
+        return workers
 
     def close(self) -> None:
         self._flight.close()
@@ -54,9 +59,7 @@ class WorkerSource:
 
     def _worker(self, ring: WorkerSignals, feeds: Mapping[ProcessId, Feed]) -> WorkerSignals:
         process = ProcessId(ring.pid, ring.start_ticks)
-        known = self._num_fds.get(process)
-        signals = read_process(process.pid, process.start_ticks, num_fds=known)
-        self._num_fds[process] = signals.num_fds
+        cpu_fraction, signals = self._read_process(ring.rank, process)
         feed = feeds.get(process, _NO_FEED)
         words = self._last_words(process) if signals.state in _ENDED else None
         return msgspec.structs.replace(  # type: ignore[type-var]
@@ -66,7 +69,7 @@ class WorkerSource:
             pss_bytes=self._pss.newest(process),
             num_threads=signals.num_threads,
             num_fds=signals.num_fds,
-            cpu_fraction=self._cpu_fraction(process, signals),
+            cpu_fraction=cpu_fraction,
             exit_code=words.code if words is not None else None,
             reason=words.reason if words is not None else "",
             data_wait=feed.wait,
@@ -74,12 +77,18 @@ class WorkerSource:
             data_pid=feed.writer_pid,
         )
 
-    def _cpu_fraction(self, process: ProcessId, signals: ProcessSignals) -> float:
-        now_s = time.monotonic()
-        before_s, before_cpu_s = self._cpu.get(process, (now_s, signals.cpu_s))
-        self._cpu[process] = (now_s, signals.cpu_s)
-        elapsed_s = now_s - before_s
-        return max(0.0, signals.cpu_s - before_cpu_s) / elapsed_s if elapsed_s > 0 else 0.0
+    def _read_process(self, rank: int, process: ProcessId) -> tuple[float, ProcessSignals]:
+        """The cores that a process has used since it was last read, and what is read now."""
+        before = self._readings.get(rank)
+        if before is None or before.process != process:
+            signals = read_process(process.pid, process.start_ticks)
+            self._readings[rank] = _Reading(process, time.monotonic(), signals)
+            return 0.0, signals
+        known = before.signals.num_fds if self._num_readings % FDS_READINGS else None
+        signals = read_process(process.pid, process.start_ticks, num_fds=known)
+        now = self._readings[rank] = _Reading(process, time.monotonic(), signals)
+        cpu_s = max(0.0, signals.cpu_s - before.signals.cpu_s)
+        return cpu_s / (now.at_s - before.at_s), signals
 
     def _last_words(self, process: ProcessId) -> Words | None:
         """The exit record of exactly this process, whatever the name of its file."""
