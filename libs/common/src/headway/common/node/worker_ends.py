@@ -5,6 +5,7 @@ A rank is replaced before the agent looks again, so that nothing else shows its 
 
 from __future__ import annotations
 
+import contextlib
 from collections import deque
 from pathlib import Path
 
@@ -38,14 +39,15 @@ class WorkerEnds:
         self._ends = deque(read_ends(shm_dir), MAX_KEPT)
         self._is_written = True
 
-    def add(self, end: WorkerEnd) -> None:
-        """Add an end. Raises OSError if it cannot be written; ``write`` tries again."""
-        self._ends.append(end)
+    def add(self, end: WorkerEnd, at_ns: int) -> None:
+        """Add an end of this moment, and write it."""
+        self._ends.append(msgspec.structs.replace(end, at_ns=at_ns))  # type: ignore[type-var]
         self._is_written = False
         self.write()
 
     def write(self) -> None:
-        """Write what could not be written before. Raises OSError."""
+        """Write what is new; what cannot be written now is, too, at the next call."""
         if not self._is_written:
-            replace_file(self._path, msgspec.json.encode(tuple(self._ends)))
-            self._is_written = True
+            with contextlib.suppress(OSError):
+                replace_file(self._path, msgspec.json.encode(tuple(self._ends)))
+                self._is_written = True

@@ -336,10 +336,9 @@ class Executor:
 
     def _to_worker(self, run: NodeRun, message: ToWorker) -> None:
         peer = run.peers.get(message.worker)
-        if peer is None or message.worker not in run.guardian.workers.members:
-            return
-        for part in messages_of(message):
-            self._send(peer, part)
+        if peer is not None and message.worker in run.guardian.workers.members:
+            for part in messages_of(message):
+                self._send(peer, part)
 
     def _inject(self, run: NodeRun, message: Inject) -> None:
         try:
@@ -371,8 +370,7 @@ class Executor:
 
     def _report(self, message: StepMetrics | Evaluation | Sample, peer: bytes) -> None:
         assert self._run is not None and self._uplink is not None
-        outbox = self._run.outbox
-        lost = outbox.num_lost
+        outbox, lost = self._run.outbox, self._run.outbox.num_lost
         outbox.add(peer.decode("ascii", "replace"), message)
         if outbox.num_lost > lost and self._throttle.admit("lost") is not None:
             text = f"{outbox.num_lost} metrics were dropped: no driver took them for too long"

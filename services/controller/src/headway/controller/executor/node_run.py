@@ -68,7 +68,6 @@ from headway.launch.cluster import ClusterFolder
 from headway.launch.init.beats import ENV_RESTARTED_FOR
 from headway.launch.lease.choose import lease_of
 from headway.trainer.config import RunConfig
-from msgspec import structs
 
 ZYGOTE_LOOK_S = 0.25
 CALM_S = 1.0
@@ -76,8 +75,7 @@ CALM_S = 1.0
 FOLDER_HANGS_S = 5.0
 """A look at the run's folder that takes longer is reported: its file system hangs."""
 NEVER_BACK = Log | Send | Kill | NoteEnd
-"""Their failure changes nothing: a signal is sent again while its process lives, beats make up for
-notes, and an end is written again later."""
+"""Their failure changes nothing: signals and ends are repeated, beats make up for notes."""
 
 log = get_logger("node")
 
@@ -258,7 +256,7 @@ class NodeRun:
                 )
                 return None
             case NoteEnd(end):
-                self._ends.add(structs.replace(end, at_ns=time.monotonic_ns()))  # type: ignore[type-var]
+                self._ends.add(end, time.monotonic_ns())
                 return None
             case Send():
                 self._send(action.message)
@@ -285,8 +283,7 @@ class NodeRun:
         if was_emptied:
             self.lock.renew()
             self._files.keep()
-        with contextlib.suppress(OSError):
-            self._ends.write()
+        self._ends.write()
         self.handle(Trouble("sockets", self._reach.look(self.guardian.services)))
 
     def _do_aside(self, action: StartService | ClaimLease | ClearAway) -> None:

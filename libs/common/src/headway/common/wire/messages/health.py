@@ -52,9 +52,7 @@ VerdictAction = Literal[
 
 
 EndKind = Literal["killed", "out_of_memory", "stopped", "exited", "raised", "ordered"]
-"""How a rank's process ended: by a signal; by the kernel, whose count of such kills in its control
-group grew; stopped by a signal, and ended for that; by itself; not at all, as it only left its
-generation by an error; as the run wanted it."""
+"""How a rank's process ended; ``raised``: it lives, and left its generation by an error."""
 
 
 class GroupRow(NamedTuple):
@@ -258,8 +256,7 @@ class Machine(Message, tag="health.machine/1"):
 class WorkerEnd(Message, tag="health.worker_end/1"):
     """How a process that had a rank ended, or left its generation by an error.
 
-    The executor writes it into shared memory before it replaces the process or ends it, and the
-    agent repeats it for a minute, and for as long as the flight ring is that of this process.
+    Its executor notes it in shared memory before it acts on it; the agent repeats it for a minute.
     """
 
     about = PartOf("AgentBeat")
@@ -271,13 +268,11 @@ class WorkerEnd(Message, tag="health.worker_end/1"):
     start_ticks: int
     how: EndKind
     exit_code: int | None = None
-    """From the last words; None if it left none."""
     reason: str = ""
-    """From the last words, or the error by which it left its generation."""
+    """Both from its last words; or the error by which it left its generation."""
     at_ns: int = 0
-    """When its executor saw it, by the node's monotonic clock."""
     age_s: float = 0.0
-    """Since then, when the beat was made."""
+    """From ``at_ns``, when its executor saw it by the node's monotonic clock, to the beat."""
 
 
 class SilentPeer(Message, tag="health.silent_peer/1"):
