@@ -27,17 +27,17 @@ class Advice:
 ADVICE: dict[str, Advice] = {
     "crash": Advice(
         "replace_worker",
-        "replace the worker by a standby; its recorded exit reason and the end of its log say why",
+        "read its last words and the end of its log for the reason; a standby takes its place",
         0.99,
     ),
     "stopped": Advice(
         "kill_worker",
-        "send SIGKILL and replace the worker by a standby; a stopped process ignores SIGTERM",
+        "find out who stopped it; it is ended with SIGKILL, and a standby takes its place",
         0.95,
     ),
     "silence": Advice(
         "kill_worker",
-        "send SIGKILL and replace the worker by a standby; keep its flight ring",
+        "look at the place where it stands; it is ended, and a standby takes its place",
         0.8,
         (("it waits for something that no table shows", 0.2),),
     ),
@@ -49,7 +49,7 @@ ADVICE: dict[str, Advice] = {
     ),
     "node_silent": Advice(
         "replace_node",
-        "ask the executor over tcp; if it is silent too, use the spare node",
+        "look at its power and network; a spare takes over unless its executor still answers",
         0.7,
         (("only its agent, or the way to the monitor, fails", 0.3),),
     ),
@@ -67,7 +67,7 @@ ADVICE: dict[str, Advice] = {
     ),
     "data_stall": Advice(
         "restart_service",
-        "restart the {name}; its ranks wait for data and need no replacement",
+        "look at the disk that it reads; the {name} is started again, and no rank is replaced",
         0.9,
     ),
     "slow_rank": Advice(

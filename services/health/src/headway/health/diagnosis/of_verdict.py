@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import msgspec
 from headway.common.wire.messages.health import Verdict, VerdictKind
 from headway.health.diagnosis.diagnosis import Diagnosis, Kind, Observation, Subject
 
@@ -27,13 +28,14 @@ _SAID: frozenset[VerdictKind] = frozenset(
     }
 )
 """Kinds that come with a sentence of their own."""
+_OF_EVERY_LINE = frozenset({"timestamp", "level", "service", "run_id", "node", "rank"})
 _ELSEWHERE = frozenset({"line", "finding", "why", "where", "ranks_waiting", "since_step", "who"})
 """Facts that are in the summary or in the place."""
 
 
 def diagnosis_of(verdict: Verdict) -> Diagnosis:
     """The same facts, in the words of a diagnosis."""
-    facts = {one.name: one.value for one in verdict.evidence}
+    facts = {one.name: _plain(one.value) for one in verdict.evidence}
     subject = subject_of(verdict)
     return Diagnosis(
         _kind(verdict),
@@ -42,7 +44,7 @@ def diagnosis_of(verdict: Verdict) -> Diagnosis:
         culprits=_culprits(verdict, subject, facts),
         where=_where(facts),
         why=tuple(
-            f"{one.name.replace('_', ' ')}: {one.value}"
+            f"{one.name.replace('_', ' ')}: {_plain(one.value)}"
             for one in verdict.evidence
             if one.name not in _ELSEWHERE
         ),
@@ -58,6 +60,19 @@ def diagnosis_of(verdict: Verdict) -> Diagnosis:
             for one in verdict.evidence
         ),
     )
+
+
+def _plain(value: str) -> str:
+    """A line of Headway's own logs in words instead of JSON; anything else as it is."""
+    if not value.startswith('{"'):
+        return value
+    try:
+        fields = msgspec.json.decode(value, type=dict[str, object])
+    except msgspec.DecodeError:  # the line was cut
+        return value
+    event = fields.pop("event", None)
+    said = ", ".join(f"{name} {one}" for name, one in fields.items() if name not in _OF_EVERY_LINE)
+    return f"{event} ({said})" if event and said else str(event or value)
 
 
 def _culprits(verdict: Verdict, subject: Subject, facts: dict[str, str]) -> tuple[Subject, ...]:

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
 
 from headway.health.diagnosis.diagnosis import Diagnosis
+from headway.health.responses import OBSERVE
 
 MAX_REASONS = 3
 """In the short form."""
@@ -47,7 +48,8 @@ def short_lines(found: Diagnosis, now_s: float) -> Iterator[str]:
 
 def _sure(found: Diagnosis) -> str:
     others = "".join(f"; or {what} ({chance:.2f})" for what, chance in found.alternatives)
-    return f"{found.confidence:.2f}{others}" + (f"; done: {found.done}" if found.done else "")
+    done = f"; done: {'nothing' if found.done == OBSERVE else found.done}" if found.done else ""
+    return f"{found.confidence:.2f}{others}{done}"
 
 
 def _since(found: Diagnosis, now_s: float | None) -> str:
