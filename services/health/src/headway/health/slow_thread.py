@@ -19,6 +19,8 @@ LOOK_S: Final = 1.0
 REST: Final = 9.0
 """How many times as long as a judgement took of a processor the next one waits: those of 12,288
 ranks take 1.5 s each."""
+AT_ONCE: Final = 64
+"""Summaries that are taken in by one call: the loop's thread waits for each to end."""
 
 
 class SlowThread:
@@ -47,7 +49,8 @@ class SlowThread:
         began_s = time.thread_time()
         with self._lock:
             waiting, self._waiting = self._waiting, []
-        self._live.add(waiting)
+        for first in range(0, len(waiting), AT_ONCE):
+            self._live.add(waiting[first : first + AT_ONCE])
         if (judged := self._live.judge(time.monotonic())) is not None:
             self._thread.hand_back(partial(self._then, judged))
         return max(LOOK_S, REST * (time.thread_time() - began_s))
