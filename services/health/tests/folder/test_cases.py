@@ -141,14 +141,19 @@ def test_dumps_of_two_jobs_beside_each_other_are_not_mixed(tmp_path: Path) -> No
     assert sum(reason.startswith("of another job") for reason in done.unread.values()) == 8
 
 
-def test_dumps_of_one_job_in_a_folder_a_host_stay_together(tmp_path: Path) -> None:
+@pytest.mark.parametrize("has_older", [False, True])
+def test_dumps_of_one_job_in_a_folder_a_host_stay_together(tmp_path: Path, has_older: bool) -> None:
     case = next(one for one in CASES if one.name == "01_missing_member")
+    (tmp_path / "old").mkdir()
+    for dump in (case / "dumps").iterdir() if has_older else ():
+        value = json.loads(dump.read_text())
+        (tmp_path / "old" / dump.name).write_text(json.dumps(value | {"entries": []}))
     for number, dump in enumerate(sorted((case / "dumps").iterdir())):
         (tmp_path / f"host{number // 4}").mkdir(exist_ok=True)
         shutil.copy(dump, tmp_path / f"host{number // 4}" / dump.name)
     done = diagnose_folder(tmp_path)
     assert [one.rank for one in done.found[0].culprits] == [5]
-    assert not done.unread
+    assert len(done.unread) == 8 * has_older
 
 
 def test_of_two_dumps_of_a_rank_the_newer_one_counts(tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ _DIGITS = re.compile(r"\d+")
 class DumpSet:
     """Dumps of different ranks, and the folder or the pattern of names that only they have."""
 
-    where: str
+    where: tuple[str, ...]
     dumps: Mapping[str, Dump]
     """By the file's name in the folder."""
 
@@ -29,36 +29,48 @@ class DumpSet:
     @property
     def reason(self) -> str:
         """Why files of other sets are left out."""
-        chosen = self.where or next(iter(self.dumps), "")
+        chosen = ", ".join(self.where[:2]) or next(iter(self.dumps), "")
         return f"of another job or time than {chosen}: judge it by itself"
 
     def contains(self, name: str) -> bool:
-        """Whether a file lies in the set's own folder."""
-        return PurePath(name).is_relative_to(self.where) if self.where else False
+        """Whether a file lies in a folder that only this set has."""
+        return any(PurePath(name).is_relative_to(folder) for folder in self.where)
 
 
 def dump_sets(dumps: Mapping[str, Dump]) -> list[DumpSet]:
     """Split dumps where one folder has a rank twice; the set to judge is the first.
 
-    Folders are split from the top, so that what a job's folder contains below stays together; files
-    of one folder by their names without numbers.
+    Folders are split from the top, so that what a job's folder contains below stays together, and
+    so do folders such as ``host0`` and ``host1``; files of one folder are split by their names
+    without numbers.
     """
     return sorted(_split("", dumps), key=lambda found: found.weight, reverse=True)
 
 
 def _split(where: str, dumps: Mapping[str, Dump]) -> list[DumpSet]:
-    if len({dump.rank for dump in dumps.values()}) == len(dumps):
-        return [DumpSet(where, dumps)] if dumps else []
-    folders: dict[str, dict[str, Dump]] = defaultdict(dict)
-    patterns: dict[str, dict[str, Dump]] = defaultdict(dict)
+    if _is_one(dumps):
+        return [DumpSet((where,) if where else (), dumps)] if dumps else []
+    folders: dict[str, dict[str, dict[str, Dump]]] = defaultdict(lambda: defaultdict(dict))
+    files: dict[str, dict[str, Dump]] = defaultdict(dict)
     for name, dump in dumps.items():
-        below = PurePath(name).relative_to(where).parts
-        if len(below) > 1:
-            folders[str(PurePath(where, below[0]))][name] = dump
+        first, *rest = PurePath(name).relative_to(where).parts
+        pattern = _DIGITS.sub("#", first)
+        if rest:
+            folders[pattern][str(PurePath(where, first))][name] = dump
         else:
-            patterns[_DIGITS.sub("#", below[0])][name] = dump
-    found = [part for folder, inside in folders.items() for part in _split(folder, inside)]
-    return found + [DumpSet("", _newest(inside)) for inside in patterns.values()]
+            files[pattern][name] = dump
+    found = [DumpSet((), _newest(inside)) for inside in files.values()]
+    for alike in folders.values():
+        together = {name: dump for inside in alike.values() for name, dump in inside.items()}
+        if _is_one(together):
+            found.append(DumpSet(tuple(alike), together))
+        else:
+            found += [part for folder, inside in alike.items() for part in _split(folder, inside)]
+    return found
+
+
+def _is_one(dumps: Mapping[str, Dump]) -> bool:
+    return len({dump.rank for dump in dumps.values()}) == len(dumps)
 
 
 def _newest(dumps: Mapping[str, Dump]) -> dict[str, Dump]:

@@ -143,7 +143,7 @@ def _read_dumps(found: Evidence, paths: dict[str, Path], kinds: dict[str, Recogn
             with _noting(found, name):
                 dumps[name] = read_dump(path)
                 found.read[name] = "a dump of a flight recorder"
-    first, *others = dump_sets(dumps) or [DumpSet("", {})]
+    first, *others = dump_sets(dumps) or [DumpSet((), {})]
     found.by_rank = {dump.rank: dump for dump in first.dumps.values()}
     for name in paths:
         if name not in first.dumps and (name in dumps or any(one.contains(name) for one in others)):
