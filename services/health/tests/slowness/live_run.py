@@ -50,7 +50,7 @@ class LiveRun:
 
     grid: Grid | None
     config: HealthConfig = field(default_factory=HealthConfig)
-    told: list[tuple[int, Verdict]] = field(default_factory=list)
+    reported: list[tuple[int, Verdict]] = field(default_factory=list)
     """Each verdict with the step after which it came, counted from the first that was played."""
     now_s: float = 0.0
     step: int = -1
@@ -76,15 +76,15 @@ class LiveRun:
         """Another one, which has read what was written."""
         self.live = LiveSlowness(self.grid, self.config)
         self.state = MonitorState(self.config, RUN_ID, clock_s=lambda: self.now_s)
-        self.state.restore([verdict for _, verdict in self.told])
+        self.state.restore([verdict for _, verdict in self.reported])
 
     def note(self, verdicts: list[Verdict]) -> None:
         """Keep what was said."""
-        self.told += [(self.step, one) for one in verdicts]
+        self.reported += [(self.step, one) for one in verdicts]
 
     def said(self) -> list[tuple[int, int, str]]:
         """Step, rank and sentence of each verdict."""
-        return [(step, one.rank, facts(one).get("finding", "")) for step, one in self.told]
+        return [(step, one.rank, facts(one).get("finding", "")) for step, one in self.reported]
 
 
 def facts(verdict: Verdict) -> dict[str, str]:

@@ -51,7 +51,7 @@ def test_a_slow_rank_is_named_within_twenty_steps_and_so_is_its_end(
     assert said.startswith(f"rank {rank} computes slower than its peers: ")
     assert SINCE + 30 <= ended < SINCE + 30 + WITHIN
     assert over == f"rank {rank} is as fast as usual again"
-    verdict = run.told[0][1]
+    verdict = run.reported[0][1]
     assert (verdict.kind, verdict.cause, verdict.subject) == ("slow_rank", "compute", "rank")
     assert (verdict.node, response(verdict)) == (rank // 2, "observe")
 
@@ -60,7 +60,7 @@ def test_a_verdict_says_since_when_how_sure_and_what_else_it_may_be() -> None:
     steps = played()
     steps.own_us[SINCE:, 5] *= 1.2
     run = LiveRun(PP2_DP4).run(steps)
-    [(_, verdict)] = run.told
+    [(_, verdict)] = run.reported
     assert verdict.since_unix_s == SINCE + 1, "when that step was reported"
     assert verdict.confidence >= 0.9
     assert verdict.alternatives
@@ -80,7 +80,7 @@ def test_a_verdict_says_since_when_how_sure_and_what_else_it_may_be() -> None:
 def test_what_a_rank_does_beside_its_passes_is_the_cause(part: str, cause: str) -> None:
     steps = played()
     getattr(steps, part)[SINCE:, 2] += 0.2 * PASSES_US
-    [(step, verdict)] = LiveRun(PP2_DP4).run(steps).told
+    [(step, verdict)] = LiveRun(PP2_DP4).run(steps).reported
     assert (verdict.cause, verdict.rank) == (cause, 2)
     assert step < SINCE + WITHIN
 
@@ -88,7 +88,7 @@ def test_what_a_rank_does_beside_its_passes_is_the_cause(part: str, cause: str) 
 def test_collections_in_every_fourth_step_are_one_verdict() -> None:
     steps = played()
     steps.collection_us[SINCE::4, 2] += 0.8 * PASSES_US
-    [(step, verdict)] = LiveRun(PP2_DP4).run(steps).told
+    [(step, verdict)] = LiveRun(PP2_DP4).run(steps).reported
     assert (verdict.cause, verdict.rank) == ("garbage_collection", 2)
     assert step < SINCE + WITHIN
 
@@ -99,34 +99,34 @@ def test_long_transfers_of_a_rank_are_the_network() -> None:
     steps.waits_us[DP_LINE][SINCE:, 4:] += 0.3 * PASSES_US
     steps.waits_us[RECEIVED][SINCE:, 6] += 0.1 * PASSES_US
     run = LiveRun(PP2_DP4).run(steps)
-    assert {(one.cause, one.rank) for _, one in run.told} == {("network", 6)}
-    assert run.told[0][0] < SINCE + WITHIN
+    assert {(one.cause, one.rank) for _, one in run.reported} == {("network", 6)}
+    assert run.reported[0][0] < SINCE + WITHIN
 
 
 def test_another_cause_revises_the_verdict_once_it_lasts() -> None:
     steps = played(num_steps=SINCE + 100)
     steps.own_us[SINCE : SINCE + 30, 2] *= 1.4
     steps.data_us[SINCE + 30 :, 2] += 0.4 * PASSES_US
-    told = [one for _, one in LiveRun(PP2_DP4).run(steps).told]
-    assert [(one.revision, one.cause, one.is_open) for one in told] == [
+    reported = [one for _, one in LiveRun(PP2_DP4).run(steps).reported]
+    assert [(one.revision, one.cause, one.is_open) for one in reported] == [
         (0, "compute", True), (1, "data", True)
     ]  # fmt: skip
-    assert len({one.id for one in told}) == 1
-    assert facts(told[1])["since_step"] == facts(told[0])["since_step"]
-    assert told[1].since_unix_s == told[0].since_unix_s
+    assert len({one.id for one in reported}) == 1
+    assert facts(reported[1])["since_step"] == facts(reported[0])["since_step"]
+    assert reported[1].since_unix_s == reported[0].since_unix_s
 
 
 def test_two_slow_ranks_have_a_verdict_each() -> None:
     steps = played()
     steps.own_us[SINCE:, 1] *= 1.3
     steps.own_us[SINCE + 5 :, 4] *= 1.5
-    assert {one.rank for _, one in LiveRun(PP2_DP4).run(steps).told} == {1, 4}
+    assert {one.rank for _, one in LiveRun(PP2_DP4).run(steps).reported} == {1, 4}
 
 
 def test_a_rank_that_is_slow_from_the_start_is_named_too() -> None:
     steps = played()
     steps.own_us[:, 3] *= 1.3
-    [(_, verdict)] = LiveRun(PP2_DP4).run(steps).told
+    [(_, verdict)] = LiveRun(PP2_DP4).run(steps).reported
     assert verdict.rank == 3
 
 
@@ -136,7 +136,7 @@ def test_all_replicas_of_a_stage_that_are_slow_together_are_one_verdict_until_th
 ):
     steps = played(num_steps=SINCE + 100)
     steps.own_us[SINCE : SINCE + 40, :4] *= 1.5
-    (step, verdict), (ended, over) = LiveRun(PP2_DP4).run(steps).told
+    (step, verdict), (ended, over) = LiveRun(PP2_DP4).run(steps).reported
     assert (over.id, over.is_open) == (verdict.id, False), "the others were never slow"
     assert SINCE + 40 < ended < SINCE + 40 + WITHIN
     assert (verdict.rank, verdict.subject, verdict.name) == (-1, "domain", "stage 0")
@@ -150,7 +150,7 @@ def test_without_replicas_a_rank_is_held_against_its_own_earlier_time_however_lo
     grid = Grid(pp=4)
     steps = played(grid, SINCE + 250)
     steps.own_us[SINCE : SINCE + 200, 2] *= 1.3
-    (step, first), (ended, last) = LiveRun(grid).run(steps).told
+    (step, first), (ended, last) = LiveRun(grid).run(steps).reported
     assert (first.rank, first.cause, last.is_open) == (2, "compute", False)
     assert step < SINCE + WITHIN
     assert SINCE + 200 <= ended < SINCE + 200 + WITHIN
@@ -160,21 +160,21 @@ def test_without_replicas_a_rank_is_held_against_its_own_earlier_time_however_lo
 def test_what_slows_all_ranks_names_none(grid: Grid) -> None:
     steps = played(grid)
     steps.own_us[SINCE:] *= 2.5
-    assert LiveRun(grid).run(steps).told == []
+    assert LiveRun(grid).run(steps).reported == []
 
 
 @pytest.mark.parametrize(("factor", "count"), [(2.5, 0), (4.0, 1)])
 def test_a_run_of_one_rank_is_held_against_its_earlier_time(factor: float, count: int) -> None:
     steps = played(Grid())
     steps.own_us[SINCE:] *= factor
-    assert len(LiveRun(Grid()).run(steps).told) == count
+    assert len(LiveRun(Grid()).run(steps).reported) == count
 
 
 def test_without_a_grid_nobody_is_a_peer() -> None:
     steps = played(Grid(pp=2))
     steps.own_us[:, 1] *= 2.0
     steps.own_us[SINCE:, 0] *= 2.5
-    assert {one.rank for _, one in LiveRun(None).run(steps).told} == {0}
+    assert {one.rank for _, one in LiveRun(None).run(steps).reported} == {0}
 
 
 def test_tensor_parallel_ranks_are_one_until_it_is_known_for_whom_the_others_wait() -> None:
@@ -183,11 +183,11 @@ def test_tensor_parallel_ranks_are_one_until_it_is_known_for_whom_the_others_wai
     steps.own_us[SINCE:, 4:6] *= 1.25
     steps.waits_us[TP_LINE] = np.full(steps.own_us.shape, 0.01 * PASSES_US)
     steps.waits_us[TP_LINE][SINCE + 20 :, 4] += 0.25 * PASSES_US
-    told = [one for _, one in LiveRun(grid).run(steps).told]
-    assert [(one.id, one.revision, one.rank) for one in told] == [
-        (told[0].id, 0, -1), (told[0].id, 1, 5)
+    reported = [one for _, one in LiveRun(grid).run(steps).reported]
+    assert [(one.id, one.revision, one.rank) for one in reported] == [
+        (reported[0].id, 0, -1), (reported[0].id, 1, 5)
     ]  # fmt: skip
-    assert told[0].name == "tensor-parallel group 2"
+    assert reported[0].name == "tensor-parallel group 2"
 
 
 # ---- nobody is named --------------------------------------------------------------------------
@@ -225,7 +225,7 @@ def test_what_does_not_stay_with_a_rank_is_no_verdict(
 ) -> None:
     steps = played(num_steps=500)
     disturb(steps, np.random.default_rng(0))
-    assert LiveRun(PP2_DP4).run(steps).told == []
+    assert LiveRun(PP2_DP4).run(steps).reported == []
 
 
 def test_steps_too_short_to_compare_name_nobody() -> None:
@@ -233,7 +233,7 @@ def test_steps_too_short_to_compare_name_nobody() -> None:
     for name in ("own_us", "data_us", "other_us"):
         getattr(steps, name)[:] *= 0.05
     steps.own_us[SINCE:, 1] *= 1.5
-    assert LiveRun(PP2_DP4).run(steps).told == []
+    assert LiveRun(PP2_DP4).run(steps).reported == []
 
 
 # ---- over time --------------------------------------------------------------------------------
@@ -241,7 +241,7 @@ def test_a_new_generation_is_measured_anew() -> None:
     slow, well = played(num_steps=SINCE + 30), played()
     slow.own_us[SINCE:, 1] *= 1.5
     run = LiveRun(PP2_DP4).run(slow).run(well, generation=1)
-    (_, first), (_, last) = run.told
+    (_, first), (_, last) = run.reported
     assert (first.is_open, last.is_open) == (True, False)
     assert facts(last)["ended"] == "generation 1 has begun"
     assert run.state.open_verdicts() == []
@@ -255,10 +255,10 @@ def test_a_restarted_monitor_neither_repeats_it_nor_misses_its_end() -> None:
     still = played(num_steps=40)
     still.own_us[:, 1] *= 1.5
     run.run(still)
-    assert len(run.told) == 1
+    assert len(run.reported) == 1
     run.restart_monitor()
     run.run(played())
-    assert [one.is_open for _, one in run.told] == [True, False]
+    assert [one.is_open for _, one in run.reported] == [True, False]
 
 
 def test_a_finding_of_its_node_becomes_a_reason_and_makes_it_surer() -> None:
@@ -274,7 +274,7 @@ def test_a_finding_of_its_node_becomes_a_reason_and_makes_it_surer() -> None:
     more = played(num_steps=40)
     more.own_us[:, 5] *= 1.3
     run.run(more)
-    before, after = (one for _, one in run.told)
+    before, after = (one for _, one in run.reported)
     assert (after.id, after.revision) == (before.id, 1)
     assert facts(after)["because"] == hot.line
     assert after.confidence > before.confidence

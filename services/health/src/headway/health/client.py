@@ -224,7 +224,7 @@ def check_rules(files: Sequence[str]) -> None:
     Raises:
         ConfigError: a file cannot be read, or a rule in it is not valid.
     """
-    if files:  # else nothing but the shipped rules, whose 400 patterns take 0.3 s to compile
+    if files:  # the shipped rules alone need no check, and their many patterns time to compile
         with_own([Path(name) for name in files])
 
 

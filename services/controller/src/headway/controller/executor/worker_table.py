@@ -153,7 +153,7 @@ class WorkerTable:
     def left(self, left: LeftGeneration) -> list[Action]:
         """Take in that a worker left its generation, which for an error is noted.
 
-        A damaged copy of the state is no failure of the rank that has read it.
+        A damaged copy of the state is not the fault of the rank that has read it.
         """
         member = self.members.get(left.worker)
         if member is None or left.reason != "error" or left.bad_checkpoint or left.bad_snapshot:

@@ -1,6 +1,6 @@
 """Detects ranks that have ended and were replaced at once, by what their executors have noted.
 
-An end that the run wanted, or with exit code 0, is no problem. The verdict asks for nothing: the
+An end that the run wanted, or with exit code 0, is not a problem. The verdict asks for nothing: the
 driver has learned of the end before, and its answer is that this generation is over.
 """
 

@@ -2,7 +2,7 @@
 
 The newest steps are judged by the same rule as stored ones. Of what that finds, only that is named
 which stays with a rank, a tensor-parallel group or a stage, and is so large, so long and so far
-above what passes by itself that it is no chance. It is over once the rule finds it no more.
+above what passes by itself that chance is ruled out. It is over once the rule does not find it.
 """
 
 from __future__ import annotations
@@ -111,7 +111,7 @@ class LiveSlowness:
         return lasting
 
     def _note_passed(self, lasting: dict[Who, Slowness], table: StepTable) -> None:
-        """What has lasted less long than the table reaches back was no fault that stays."""
+        """What has lasted less long than the table reaches back was not a lasting fault."""
         for who in self._lasts.keys() - lasting.keys():
             one = self._lasts[who]
             if one.since is not None and table.steps[-1] - one.since < KEPT_STEPS:

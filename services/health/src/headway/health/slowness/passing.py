@@ -1,6 +1,6 @@
 """How much slower ranks are now and then without anything being wrong: what passes by itself.
 
-On a busy machine one rank after the other is slow for some steps. What lasts is only told from that
+On a busy machine one rank after the other is slow for some steps. What lasts differs from that only
 by being larger, so the largest excess over a few steps that came and went is kept, by what it was
 measured by.
 """

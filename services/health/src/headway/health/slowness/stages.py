@@ -1,8 +1,8 @@
 """Pipeline stages whose ranks all take longer than those of other stages: always, or for a time.
 
-Of two stages the times tell only that one has become slower or the other one faster, so a stage is
+Of two stages the times show only that one has become slower or the other one faster, so a stage is
 named only if its own passes change abruptly: upward where it begins, or downward where it ends. A
-stage that always was slower has more layers or other work; that is no fault of its ranks.
+stage that always was slower has more layers or other work; its ranks are not at fault.
 
 Without replicas the rank of a stage has no peer, and is judged here; and so is a rank, or a
 tensor-parallel group, that is all of a run, by its own earlier time.
