@@ -4,9 +4,10 @@
 
 ``agent``: one agent beside eight played ranks whose steps take 0.1 s, then 6 s: its CPU time, its
 memory, and the bytes of its beat. ``monitor``: a real monitor process gets the beats of 1,536 nodes
-of 8 ranks, with their group tables and a summary of a step a second, over CURVE: its cores and
-memory, the time from a beat that shows a crash to the verdict in its file, and how long it takes
-until beats of all nodes have arrived again after it was killed and another one was started.
+of 8 ranks, and a summary of a step a second, over CURVE: its cores and memory, the time from a beat
+that shows a crash to the verdict in its file, and how long it takes until beats of all nodes have
+arrived again after it was killed and another one was started. The beats are as agents send them of
+ranks that step, or with ``--tables`` with all group tables, as in a hang.
 """
 
 from __future__ import annotations
@@ -35,6 +36,8 @@ from headway.common.wire.messages.health import AgentBeat, GroupRow
 from headway.common.wire.messages.service import Describe, Description
 from headway.common.wire.messages.summaries import GroupSum, StepSum, StepSummary
 from headway.health.announce import Address, read_address
+from headway.health.config import HealthConfig
+from headway.health.sent_beats import as_sent
 from headway.testkit.beats import RUN_ID, SimulatedNode, lockstep
 
 from benchmarks.report import finish, parser
@@ -240,7 +243,7 @@ class Fleet:
             client.close()
 
 
-def of_monitor(nodes: int, seconds: float) -> dict[str, float]:
+def of_monitor(nodes: int, seconds: float, *, has_tables: bool) -> dict[str, float]:
     """What a monitor of so many nodes costs, and how fast it is."""
     zmq.Context.instance().set(zmq.MAX_SOCKETS, 16384)
     with (
@@ -248,7 +251,8 @@ def of_monitor(nodes: int, seconds: float) -> dict[str, float]:
         Daemons(Path(name)) as daemons,
     ):
         monitor, address = daemons.monitor()
-        beats = beats_of(nodes)
+        full = beats_of(nodes)
+        beats = full if has_tables else [as_sent(beat, HealthConfig()) for beat in full]
         keys = KeyPair.load_or_make(daemons.keys / "agent.key")
         fleet = Fleet(beats, address, keys)
         cores = _cores(monitor, fleet, seconds)
@@ -263,7 +267,7 @@ def of_monitor(nodes: int, seconds: float) -> dict[str, float]:
         back_s = _until_all(address, keys, nodes) - begun_s
         fleet.close()
     return {
-        "beat_bytes": float(len(codec.encode(beats[0]))),
+        "beat_bytes": float(len(codec.encode(full[0]))),
         "monitor_cores": cores,
         "monitor_mib": mib,
         "verdict_p99_ms": sorted(delays_ms)[-1 - len(delays_ms) // 100],
@@ -316,12 +320,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     made.add_argument("--part", choices=("agent", "monitor", "both"), default="both")
     made.add_argument("--nodes", type=int, default=1536)
     made.add_argument("--seconds", type=float, default=30.0, help="of each measurement")
+    made.add_argument("--tables", action="store_true", help="all group tables in each beat")
     options = made.parse_args(argv)
     figures: dict[str, float] = {}
     if options.part != "monitor":
         figures |= of_agent(options.seconds)
     if options.part != "agent":
-        figures |= of_monitor(options.nodes, options.seconds)
+        figures |= of_monitor(options.nodes, options.seconds, has_tables=options.tables)
     for name, value in figures.items():
         print(f"{name:18} {value:.4g}")
     failures = [
@@ -329,7 +334,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         for name, value in figures.items()
         if name in LIMITS and value > LIMITS[name]
     ]
-    return finish(options.out, failures, nodes=options.nodes, **figures)
+    return finish(options.out, failures, nodes=options.nodes, tables=options.tables, **figures)
 
 
 if __name__ == "__main__":

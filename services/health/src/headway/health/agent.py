@@ -35,6 +35,7 @@ from headway.health.config import EventsConfig, HealthConfig
 from headway.health.detectors.rank_view import RankView
 from headway.health.exporter import BeatCollector
 from headway.health.rule_files import rules_of
+from headway.health.sent_beats import as_sent
 from headway.health.sources.changes import changed
 from headway.health.sources.connections import ConnectionSource, Peers
 from headway.health.sources.ends import EndSource
@@ -250,8 +251,7 @@ def run_agent(options: AgentOptions, config: HealthConfig) -> int:
     def send_beat() -> None:
         nonlocal num_beats
         monitor.refresh()
-        beat = watch.beat()
-        if monitor.notify(beat):
+        if monitor.notify(as_sent(watch.beat(), config)):
             watch.sent(time.monotonic())
         num_beats += 1
 

@@ -148,7 +148,7 @@ class WorkerSignals(Message, tag="health.worker_signals/1"):
     step_age_s: float = -1.0
     """How long the step under way has lasted, -1 outside of one."""
     groups: tuple[GroupRow, ...] = ()
-    """Its group table."""
+    """Its group table; left out while it steps as usual."""
     device: DevicePlace | None = None
     """None on a CPU."""
     place: str = ""
