@@ -15,8 +15,9 @@ from headway.health.config import HealthConfig
 from headway.health.slowness.live import LiveJudgement, LiveSlowness
 
 LOOK_S: Final = 1.0
-"""How often the newest steps are judged: those of a few ranks take some milliseconds."""
-REST: Final = 9.0
+"""How often summaries are taken in, so that few wait as messages, which need ten times the memory,
+and the newest steps are judged: those of a few ranks take some milliseconds."""
+REST: Final = 19.0
 """How many times as long as a judgement took of a processor the next one waits: those of 12,288
 ranks take 1.5 s each."""
 AT_ONCE: Final = 64
@@ -33,6 +34,7 @@ class SlowThread:
         self._live, self._then = LiveSlowness(grid, config), then
         self._waiting: list[tuple[StepSummary, float]] = []
         self._lock = threading.Lock()
+        self._judge_at_s = 0.0
         self._thread = SideThread("slowness", self._look, first_s=LOOK_S)
         self.done_fd, self.run_callbacks = self._thread.done_fd, self._thread.run_callbacks
 
@@ -46,11 +48,16 @@ class SlowThread:
         self._thread.close()
 
     def _look(self) -> float:
-        began_s = time.thread_time()
         with self._lock:
             waiting, self._waiting = self._waiting, []
         for first in range(0, len(waiting), AT_ONCE):
             self._live.add(waiting[first : first + AT_ONCE])
+        if time.monotonic() >= self._judge_at_s:
+            self._judge()
+        return LOOK_S
+
+    def _judge(self) -> None:
+        began_s = time.thread_time()
         if (judged := self._live.judge(time.monotonic())) is not None:
             self._thread.hand_back(partial(self._then, judged))
-        return max(LOOK_S, REST * (time.thread_time() - began_s))
+        self._judge_at_s = time.monotonic() + REST * (time.thread_time() - began_s)
