@@ -108,3 +108,33 @@ def test_no_rows_at_all_say_nothing(grid: Grid | None) -> None:
     rows = Rows(NOTHING, NOTHING, NOTHING, NOTHING, dict.fromkeys(TIMES, NOTHING), NOTHING, NOTHING,
                 dict.fromkeys(GROUPS, NOTHING))  # fmt: skip
     assert judge_steps(table_of(rows, grid)) == []
+
+
+@pytest.mark.parametrize("lost", [0.05, 0.1, 0.2])
+def test_a_slow_group_of_eight_is_named_although_rows_of_its_members_are_lost(lost: float) -> None:
+    """Of all eight, every row of a step has arrived in 17 % of the steps if a fifth is lost."""
+    steps = PlayedSteps(Grid(tp=8, dp=4), num_steps=43)
+    slow = slice(16, 24)
+    steps.own_us[10:, slow] *= 1.2
+    chance = np.random.default_rng(1)
+
+    def spoiled(rows: Rows) -> Rows:
+        return taken(rows, np.flatnonzero(chance.random(len(rows.rank)) >= lost))
+
+    [found] = slowness_of(steps.table(spoiled))
+    assert (found.cause, found.ranks) == ("compute", tuple(range(16, 24)))
+    assert found.since is not None and abs(found.since - (FIRST + 10)) <= 2
+    assert found.excess == pytest.approx(0.2, abs=0.03)
+
+
+def test_a_member_whose_shortest_time_is_lost_now_and_then_makes_no_group_slow() -> None:
+    """Data that come late to one rank keep the others of its group waiting in their passes."""
+    steps = PlayedSteps(Grid(tp=4, dp=4), num_steps=43)
+    steps.own_us[:, 5:8] *= 1.4
+    steps.data_us[:, 4] += 0.4 * PASSES_US
+    chance = np.random.default_rng(1)
+
+    def spoiled(rows: Rows) -> Rows:
+        return taken(rows, np.flatnonzero((rows.rank != 4) | (chance.random(len(rows.rank)) < 0.8)))
+
+    assert {(one.cause, one.ranks) for one in slowness_of(steps.table(spoiled))} == {("data", (4,))}

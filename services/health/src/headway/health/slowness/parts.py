@@ -19,6 +19,9 @@ RECORDED: tuple[Part, ...] = ("data", "collection", "snapshot")
 PARTS: tuple[Part, ...] = ("own", *RECORDED, "other")
 _IN_OTHERS = (GroupKind.TP, GroupKind.EVERY_RANK, GroupKind.STAGE)
 """Their waits are inside of passes and of the norm."""
+LEAST_MEMBERS = 1 / 2
+"""Of a tensor-parallel group in a step. A missing one may be the one with the shortest time; but it
+is missing in few steps, and what is raised in few is not named."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,14 +44,14 @@ class Parts:
 def parts_of(table: StepTable) -> Parts:
     """The excess of each part; NaN where it is not known, or there is nobody to compare with."""
     own = table.by_place(table.times["own_us"])
-    # one missing member may be the one with the shortest time
-    unit = own.min(axis=3)
+    is_known = (~np.isnan(own)).mean(axis=3) >= LEAST_MEMBERS
+    unit = np.where(is_known, np.fmin.reduce(own, axis=3), np.nan).astype(np.float32)
     others = median_of_others(unit)
     stage_us = median(unit, 2)
     base_us = np.where(np.isnan(others), stage_us[:, :, None], others)
     base_us = np.where(base_us > 0, base_us, np.nan)[..., None].astype(np.float32)
-    known = np.broadcast_to(((unit - others) / base_us[..., 0])[..., None], own.shape)
-    excess: dict[Part, Floats] = {"own": known}
+    own_excess = ((unit - others) / base_us[..., 0]).astype(np.float32)
+    excess: dict[Part, Floats] = {"own": np.broadcast_to(own_excess[..., None], own.shape)}
     for part in RECORDED:
         values = table.by_place(table.times[f"{part}_us"])
         excess[part] = np.asarray((values - _usual(values)) / base_us, np.float32)
