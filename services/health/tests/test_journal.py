@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import resource
 import signal
+from collections.abc import Iterator
 from pathlib import Path
 from typing import get_args
 
@@ -19,8 +21,10 @@ from headway.health.causes import CAUSES
 from headway.health.client import begin_life, verdicts_of
 from headway.health.config import HealthConfig
 from headway.health.journal import VerdictFile, read_verdicts
+from headway.health.reporter import Reporter
 from headway.health.state import MonitorState
 from headway.testkit.beats import RUN_ID
+from structlog.testing import capture_logs
 
 
 def verdict(number: int, revision: int = 0, is_open: bool = True) -> Verdict:
@@ -64,18 +68,47 @@ def test_a_full_disk_costs_lines_and_neither_the_writer_nor_later_ones(tmp_path:
     path = tmp_path / "verdicts.jsonl"
     file = VerdictFile(path)
     file.append(verdict(1))
-    before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-    try:  # a limit of the file's size cuts the line short, as the last block of a disk does
-        resource.setrlimit(resource.RLIMIT_FSIZE, (path.stat().st_size + 10, before[1]))
-        with pytest.raises(OSError, match=r"space|large"):
-            file.append(verdict(2))
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, before)
-        signal.signal(signal.SIGXFSZ, handler)
+    with room_for(10, path), pytest.raises(OSError, match=r"space|large"):
+        file.append(verdict(2))
     file.append(verdict(3))
     file.close()
     assert read_verdicts(path) == [verdict(1), verdict(3)]
+
+
+@pytest.mark.parametrize("is_ended", [False, True], ids=["next tick", "end of the monitor"])
+def test_what_a_full_disk_did_not_take_is_written_once_there_is_room(
+    tmp_path: Path, is_ended: bool
+) -> None:
+    path = tmp_path / "verdicts.jsonl"
+    reporter = Reporter(tmp_path, KeyPair.generate())
+    reporter.report([verdict(1), verdict(2)], 0.0)
+    with room_for(10, path):
+        reporter.report([verdict(1, 1), verdict(1, 2, False), verdict(2, 1)], 1.0)
+        reporter.follow_driver(2.0)
+    assert [one.is_open for one in verdicts_of(tmp_path)] == [True, True]
+    reporter.report([verdict(2, 2)], 3.0)
+    if is_ended:
+        reporter.close()
+    else:
+        reporter.follow_driver(4.0)
+    assert read_verdicts(path)[2:] == [verdict(2, 2), verdict(1, 2, False)], "the newest, once each"
+    if not is_ended:
+        reporter.close()
+    assert len(read_verdicts(path)) == 4
+
+
+@contextlib.contextmanager
+def room_for(num_bytes: int, path: Path) -> Iterator[None]:
+    """A limit of the file's size cuts a line short, as the last block of a disk does."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    try:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (path.stat().st_size + num_bytes, before[1]))
+        with capture_logs():  # the limit holds for pytest's file of captured lines as well
+            yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+        signal.signal(signal.SIGXFSZ, handler)
 
 
 def test_on_a_full_disk_the_file_is_made_with_the_first_verdict_that_finds_room(

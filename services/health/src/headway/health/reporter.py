@@ -93,6 +93,8 @@ class Reporter:
         newest = {verdict.id: verdict for verdict in self.earlier}
         self._unanswered = Unanswered(one for one in newest.values() if one.is_open)
         self._file = VerdictFile(path)
+        self._unwritten: dict[str, Verdict] = {}
+        """By id, the newest revision for which the disk had no room."""
         self.notifier = Notifier(notify, notify_from, run_dir, self.earlier)
         self._driver = FollowedPeer(
             run_dir / "driver.json",
@@ -104,10 +106,15 @@ class Reporter:
         )
 
     def follow_driver(self, now_s: float) -> None:
-        """Check for a new driver, which gets all open verdicts; repeat unanswered ones."""
+        """Check for a new driver, which gets all open verdicts; repeat unanswered ones.
+
+        What could not be written is tried again: a verdict that is over would stay open in the
+        file, and the next monitor would take it over.
+        """
         is_new = self._driver.refresh()
         for verdict in self._unanswered.due(now_s, is_new_driver=is_new):
             self._driver.notify(verdict)
+        self._write_rest()
 
     def receive(self) -> list[VerdictTaken]:
         """The driver's answers since the last call."""
@@ -125,10 +132,7 @@ class Reporter:
         for verdict in verdicts:
             if self._unanswered.note(verdict, now_s):
                 self._driver.notify(verdict)
-            try:
-                self._file.append(verdict)
-            except OSError as error:
-                _log.error("verdict not written", id=verdict.id, reason=error.strerror)
+            self._write(verdict)
             self.notifier.report(verdict)
             _log.warning(
                 "verdict",
@@ -140,9 +144,29 @@ class Reporter:
             )
 
     def close(self) -> None:
+        self._write_rest()
         self._file.close()
         self._driver.close()
         self.notifier.close()
+
+    def _write_rest(self) -> None:
+        for verdict in list(self._unwritten.values()):
+            if not self._write(verdict):
+                return
+
+    def _write(self, verdict: Verdict) -> bool:
+        """Append a revision; what finds no room now is kept, and returns False."""
+        was_unwritten = self._unwritten.pop(verdict.id, None) is verdict
+        try:
+            self._file.append(verdict)
+        except OSError as error:
+            self._unwritten[verdict.id] = verdict
+            if not was_unwritten:
+                _log.error("verdict not written", id=verdict.id, reason=error.strerror)
+            return False
+        if was_unwritten:
+            _log.info("verdict is written after all", id=verdict.id)
+        return True
 
 
 def _facts(verdict: Verdict) -> dict[str, str]:
