@@ -12,6 +12,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -32,7 +33,8 @@ from headway.console.cli import main
 from headway.console.gateway.access import Access
 from headway.console.gateway.remote_run import RemoteRun, attach
 from headway.console.gateway.server import Gateway
-from headway.console.testing import FakeRun
+from headway.console.testing import SMALL, FakeRun
+from headway.health.config import HealthConfig
 
 
 class Console:
@@ -71,6 +73,22 @@ def console(fake: FakeRun, tmp_path: Path) -> Iterator[Console]:
     found = Console(tmp_path, fake.folder.path.parent)
     yield found
     found.stop()
+
+
+def test_a_console_elsewhere_is_sent_only_the_hosts_of_web_addresses(
+    own_roots: Path, tmp_path: Path
+) -> None:
+    url = "https://bot:pw@chat.example.com/hooks/T0KEN"
+    health = HealthConfig(notify=(url,))
+    fake = FakeRun(own_roots / "runs", config=replace(SMALL, health=health))
+    console = Console(tmp_path, fake.folder.path.parent)
+    try:
+        [remote] = Cluster.connect(console.key, console.folder).runs()
+        assert remote.config.health.notify == ("https://chat.example.com",)
+        assert replace(remote.config, health=health) == Run(fake.folder.path).config
+    finally:
+        console.stop()
+        fake.close()
 
 
 def test_a_run_elsewhere_shows_what_it_shows_at_home(

@@ -12,6 +12,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,8 @@ from headway.console.commands import exporting as command
 from headway.console.machine import preflight
 from headway.console.sinks import CLASSES, exporter
 from headway.console.sinks.export import exporting
-from headway.console.testing import FakeRun
+from headway.console.testing import SMALL, FakeRun
+from headway.health.config import HealthConfig
 from headway.trainer.config import SINKS, LaunchConfig
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from tensorboard.backend.event_processing.event_file_loader import EventFileLoader
@@ -102,6 +104,17 @@ def test_a_run_is_exported_by_completed_steps_with_its_configuration(fake: FakeR
     assert {len(found[f"train/{name}"]) for name in names} == {5}
     (config,) = texts(out)["config"]
     assert "global_batch_size = 4" in config
+
+
+def test_of_web_addresses_only_the_host_is_exported(own_roots: Path) -> None:
+    url = "https://bot:pw@chat.example.com:8443/hooks/T0KEN?key=k3y"
+    fake = FakeRun(own_roots / "runs", config=replace(SMALL, health=HealthConfig(notify=(url,))))
+    try:
+        (config,) = texts(export(fake))["config"]
+    finally:
+        fake.close()
+    assert '"https://chat.example.com:8443"' in config
+    assert not any(word in config for word in ("bot", "pw@", "T0KEN", "k3y"))
 
 
 def test_a_second_export_adds_only_what_is_new(fake: FakeRun) -> None:

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
+from headway.common.config import to_toml
 from headway.common.errors import InputError
 from headway.common.wire import codec
 from headway.common.wire.keys import KeyPair
@@ -38,6 +39,7 @@ from headway.common.wire.service import Service
 from headway.common.wire.side_thread import ThreadPerKind
 from headway.console.folder.claim import check_name
 from headway.console.folder.outputs import newest_checkpoint
+from headway.console.folder.shared_config import shared
 from headway.console.hints import run_folders
 from headway.console.run import Run
 from headway.controller.client import JournalFile
@@ -123,7 +125,7 @@ class Gateway:
         presence = run.presence
         return RunFacts(
             record=run.folder.run_json.read_text(),
-            config=config.read_text() if config.exists() else "",
+            config=to_toml(shared(run.config)) if config.exists() else "",
             is_live=presence != "gone",
             checkpoint=-1 if checkpoint is None else checkpoint,
             is_silent=presence == "silent",

@@ -16,6 +16,7 @@ from typing import Any
 from headway.common.config import leaves, to_dict, to_toml
 from headway.console.analysis.episodes import Episodes
 from headway.console.folder.records import RunRecords
+from headway.console.folder.shared_config import shared
 from headway.console.live.progress import full_rate
 from headway.console.sinks.items import Item, Rewind, Scalars, Settings, Text
 from headway.console.sinks.position import Position
@@ -52,7 +53,7 @@ class HistoryReader:
 
     # ---- the configuration --------------------------------------------------------------------
     def _settings(self) -> Iterator[Item]:
-        config = self._run.config
+        config = shared(self._run.config)
         text = to_toml(config)
         if text != self.position.settings:
             self.position.settings = text
