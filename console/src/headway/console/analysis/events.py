@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import polars as pl
-import structlog
 from headway.common.errors import CorruptError
+from headway.common.log import get_logger
 from headway.common.node.event_files import earlier_files, event_files
 from headway.common.node.flight import FlightReader
 from headway.common.node.flight_record import BROKEN, RECORD, WAITING, device_times
@@ -21,7 +21,7 @@ from headway.console.analysis.clocks import Clocks
 from headway.console.analysis.windows import WHOLE, Span, read_window
 from headway.console.folder.records import RunRecords
 
-_log = structlog.get_logger(__name__)
+_log = get_logger("events")
 _FIELDS = RECORD.names or ()
 SCHEMA = {
     "node": pl.Int64,

@@ -9,10 +9,21 @@ import contextlib
 import os
 import sys
 from collections.abc import Callable
-from typing import Any
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
 
-import structlog
 from headway.common.log_stream import tolerate_stderr, tolerate_stdout, writer_of
+
+if TYPE_CHECKING:
+    import structlog
+else:
+    # Where rich is installed, structlog imports it for tracebacks on a terminal: a third of what
+    # it takes to import a service. None stands for a module that cannot be imported.
+    with contextlib.ExitStack() as _stack:
+        if "rich" not in sys.modules:
+            sys.modules["rich"] = None
+            _stack.callback(sys.modules.pop, "rich")
+        structlog = import_module("structlog")
 
 _who: dict[str, Any] = {}
 """Fields on every line of this process. Not a context variable, which is local to its thread."""

@@ -6,18 +6,18 @@ import contextlib
 from pathlib import Path
 from typing import TypeAlias
 
-import structlog
 from headway.ckpt_store.attempts import Key
 from headway.ckpt_store.flush import Snapshot, parse_layout
 from headway.ckpt_store.in_memory import Holding
 from headway.ckpt_store.state import Slot
 from headway.common.errors import CorruptError
+from headway.common.log import get_logger
 from headway.common.node.arena import Arena, SlotInfo
 
 _FileId: TypeAlias = tuple[int, int]
 """Inode and size in bytes: reading past the end of a truncated file would kill the daemon."""
 
-_log = structlog.get_logger(__name__)
+_log = get_logger("store")
 
 
 class Arenas:

@@ -13,15 +13,15 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-import structlog
 from headway.common.errors import CorruptError, DeadlineError, InputError
+from headway.common.log import get_logger
 from headway.common.node.arena import Arena
 from headway.common.node.arena_file import remove
 from headway.common.polling import HighWater
 from headway.common.wire.client import Client
 from headway.common.wire.messages.ckpt_store import Flush, StoreStatus, StoreStatusReply
 
-_log = structlog.get_logger(__name__)
+_log = get_logger("checkpoints")
 
 POLL_S = 0.005
 WAIT_POLL_S = 0.05

@@ -11,7 +11,6 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
-import structlog
 from headway.ckpt_store.config import StoreConfig
 from headway.ckpt_store.files import Files, is_no_space
 from headway.ckpt_store.flush import Snapshot, StaleSnapshotError, write_manifest, write_shard
@@ -37,9 +36,10 @@ from headway.ckpt_store.state import (
 )
 from headway.ckpt_store.verify import verify
 from headway.common.errors import HeadwayError
+from headway.common.log import get_logger
 from headway.common.wire.side_thread import SideThread
 
-_log = structlog.get_logger(__name__)
+_log = get_logger("store")
 CLOSE_LIMIT_S = 30.0
 
 

@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import structlog
 from headway.ckpt_store.arenas import Arenas
 from headway.ckpt_store.config import StoreConfig
 from headway.ckpt_store.disk import Disk
@@ -37,6 +36,7 @@ from headway.ckpt_store.state import (
 )
 from headway.ckpt_store.upkeep import remove_leftovers
 from headway.common.errors import HeadwayError, InputError
+from headway.common.log import get_logger
 from headway.common.node import failpoints
 from headway.common.node.claim import ClaimedError, claim, release
 from headway.common.wire.client import Client
@@ -56,7 +56,7 @@ from headway.common.wire.service import DRAIN_LIMIT_S, Beat, Service
 END_LIMIT_S = 80.0
 """How long a daemon of a run's node may take to end; systemd sends SIGKILL after 90 s."""
 
-_log = structlog.get_logger(__name__)
+_log = get_logger("store")
 
 
 @dataclass(frozen=True)

@@ -6,8 +6,8 @@ import contextlib
 import threading
 import time
 
-import structlog
 from headway.common.errors import HeadwayError
+from headway.common.log import get_logger
 from headway.common.node.ring import RingWriter
 from headway.common.wire.messages.dataloader import StreamStatus
 from headway.dataloader.config import StreamSpec
@@ -19,7 +19,7 @@ from headway.dataloader.trouble import Trouble, error_path, printable, read_trou
 _RETRY_S = 1.0
 _STATUS_WAIT_S = 0.05
 
-_log = structlog.get_logger(__name__)
+_log = get_logger("dataloader")
 
 
 class Stream:

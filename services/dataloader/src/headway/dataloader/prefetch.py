@@ -13,9 +13,9 @@ from collections.abc import Iterable
 from pathlib import Path
 
 import msgspec
-import structlog
 import xxhash
 from headway.common.errors import CorruptError, HeadwayError, InputError
+from headway.common.log import get_logger
 from headway.common.node.ring import RingWriter
 from headway.dataloader.config import StreamSpec
 from headway.dataloader.filled_stream import Stream
@@ -30,7 +30,7 @@ _STOP_S = 5.0
 _FIRST_PAUSE_S = 50e-6
 _LONGEST_PAUSE_S = 5e-3  # 200 wake-ups a second when idle; a ring of 16 slots lasts far longer
 
-_log = structlog.get_logger(__name__)
+_log = get_logger("dataloader")
 
 
 def ring_path(shm_dir: Path, spec: StreamSpec) -> Path:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import structlog
+from headway.common.log import get_logger
 from headway.common.plan.grid import Grid
 from headway.common.wire.messages.health import Evidence, Verdict
 from headway.health.announce import read_address
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     import numpy as np
     import numpy.typing as npt
 
-_log = structlog.get_logger(__name__)
+_log = get_logger("health")
 
 __all__ = [
     "OBSERVE",

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, fields, replace
 from headway.common.errors import ConfigError
 from headway.health.domains import check_domains
 from headway.health.notify.address import ENV as NOTIFY_ENV
-from headway.health.notify.address import check_address
+from headway.health.notify.address import check_address, shown
 
 __all__ = ["NOTIFY_ENV", "EventsConfig", "HealthConfig"]
 
@@ -219,6 +219,10 @@ class HealthConfig:
     def notifying(self, urls: Iterable[str]) -> HealthConfig:
         """The same with further addresses that verdicts are sent to."""
         return replace(self, notify=(*self.notify, *urls))
+
+    def without_secrets(self) -> HealthConfig:
+        """The same as others may see it: of each web address only scheme, host and port."""
+        return replace(self, notify=tuple(map(shown, self.notify)))
 
     def __post_init__(self) -> None:
         for place, url in enumerate(self.notify, 1):

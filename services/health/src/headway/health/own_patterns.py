@@ -9,13 +9,13 @@ from __future__ import annotations
 import re
 from typing import Any, Final
 
-import structlog
+from headway.common.log import get_logger
 
 LIMIT_S: Final = 0.1
 """Of one line, in CPU time: a thousand times what an ordinary pattern takes on the longest."""
 _OTHERS_ONLY: Final = re.compile(r"\{[^{}]*[a-z<=][^{}]*\}|\[\[:")
 """What ``regex`` understands differently: fuzzy matches and POSIX classes."""
-_log = structlog.get_logger(__name__)
+_log = get_logger("rules")
 
 
 def unfit(text: str) -> str:

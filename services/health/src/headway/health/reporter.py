@@ -6,8 +6,8 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-import structlog
 import zmq
+from headway.common.log import get_logger
 from headway.common.wire.keys import KeyPair
 from headway.common.wire.messages.driver import MonitorBeat
 from headway.common.wire.messages.health import Verdict, VerdictTaken
@@ -20,7 +20,7 @@ MAX_WAITING = 256
 REPEAT_S = 1.0
 """An open verdict that the driver has not answered is sent again this often."""
 
-_log = structlog.get_logger(__name__)
+_log = get_logger("verdicts")
 
 
 class Unanswered:

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Final
 
 import msgspec
-import structlog
 from headway.common.errors import ConfigError
+from headway.common.log import get_logger
 from headway.health.detectors.repeats import MOST
 from headway.health.own_patterns import unfit
 from headway.health.rulebook import LINE_SOURCES, Rule, RuleBook
@@ -19,7 +19,7 @@ from headway.health.xids import xid_rules
 
 _SHIPPED: Final = ("kernel.toml", "nccl.toml", "rank.toml", "service.toml", "machine.toml")
 
-_log = structlog.get_logger(__name__)
+_log = get_logger("rules")
 
 
 @functools.cache

@@ -16,8 +16,7 @@ import struct
 import time
 from collections.abc import Collection, Iterator
 
-import structlog
-from headway.common.log import complain
+from headway.common.log import complain, get_logger
 from headway.common.wire.server import Server
 
 FOR_FILES = 64
@@ -31,7 +30,7 @@ _REMEDY = "raise the hard limit of open files (ulimit -Hn, LimitNOFILE= of syste
 _SO_ATTACH_FILTER, _SO_DETACH_FILTER = 26, 27  # asm-generic/socket.h
 _DROP_ALL = struct.pack("HBBI", 0x06, 0, 0, 0)  # BPF_RET | BPF_K: keep 0 bytes of each packet
 
-_log = structlog.get_logger(__name__)
+_log = get_logger("descriptors")
 
 
 def raise_limit() -> int:

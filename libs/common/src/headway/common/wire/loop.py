@@ -18,9 +18,8 @@ from collections.abc import Callable, Iterator
 from types import FrameType
 from typing import Any
 
-import structlog
 import zmq
-from headway.common.log import complain
+from headway.common.log import complain, get_logger
 
 MIN_PERIOD_S = 0.001
 MAX_WAIT_S = 1.0
@@ -31,7 +30,7 @@ _STOP = b"\0"
 
 Source = int | zmq.Socket[Any]
 
-_log = structlog.get_logger(__name__)
+_log = get_logger("loop")
 
 
 class Throttle:

@@ -8,10 +8,9 @@ from collections import Counter
 from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
-import structlog
 import zmq
 from headway.common.errors import HeadwayError, InputError, VersionError, WireError
-from headway.common.log import complain
+from headway.common.log import complain, get_logger
 from headway.common.wire import codec
 from headway.common.wire.endpoint import (
     HIGH_WATER_MARK,
@@ -35,7 +34,7 @@ Admits = Callable[[bytes], bool]  # whether the client with this public key may 
 BACKLOG = 100
 MAX_FRAMES_A_TURN = 64  # then the loop serves its timers and other sockets
 
-_log = structlog.get_logger(__name__)
+_log = get_logger("server")
 
 
 class Later:

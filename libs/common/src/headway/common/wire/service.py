@@ -13,10 +13,9 @@ from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
-import structlog
 import zmq
 from headway.common.errors import InputError
-from headway.common.log import complain
+from headway.common.log import complain, get_logger
 from headway.common.node.process import ProcessId
 from headway.common.paces import SERVICE_BEAT_S
 from headway.common.wire.client import Client
@@ -44,7 +43,7 @@ METRICS_RETRY_S = 5.0
 SOCKET_LOOK_S = 1.0
 """How often a service looks whether the file of its socket is still there."""
 
-_log = structlog.get_logger(__name__)
+_log = get_logger("service")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -18,8 +18,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-import structlog
-from headway.common.log import complain
+from headway.common.log import complain, get_logger
 from headway.common.wire.loop import REST_S, Throttle
 
 CLOSE_WAIT_S = 0.2
@@ -29,7 +28,7 @@ Then = Callable[[Any, Exception | None], object]
 """Called in the loop's thread: with the result and None, or with None and the error."""
 Spare = Callable[[], float | None]
 
-_log = structlog.get_logger(__name__)
+_log = get_logger("side thread")
 
 
 class Callbacks:

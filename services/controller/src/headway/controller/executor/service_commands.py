@@ -8,10 +8,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-import structlog
 from headway.ckpt_store.config import StoreConfig
 from headway.common.config import diff
 from headway.common.errors import HeadwayError, InputError
+from headway.common.log import get_logger
 from headway.common.log_rotation import ENV_LOG_MIB
 from headway.common.node.process import ProcessId, spawn
 from headway.common.node.run_dir import NodePaths, RunDir
@@ -21,7 +21,7 @@ from headway.health.client import begin_life
 from headway.health.config import NOTIFY_ENV, HealthConfig
 from headway.trainer.config import RunConfig
 
-log = structlog.get_logger(__name__)
+log = get_logger("executor")
 
 MALLOC_ARENAS = os.environ.get("MALLOC_ARENA_MAX", "2")
 """glibc gives threads heaps of their own, whose tops it never returns:

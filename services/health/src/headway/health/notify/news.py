@@ -12,14 +12,13 @@ from pathlib import Path
 from typing import NamedTuple
 
 import msgspec
-import structlog
-from headway.common.log import complain
+from headway.common.log import complain, get_logger
 from headway.common.node.files import replace_json
 from headway.common.wire.messages.health import Verdict
 
 _NO_NEWS = frozenset({"repeated", "victim", "on_node"})
 """Rows of evidence that add nothing to what is known of the fault itself."""
-_log = structlog.get_logger(__name__)
+_log = get_logger("notify")
 
 
 class Essence(NamedTuple):

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Final
 
 import msgspec
-import structlog
+from headway.common.log import get_logger
 from headway.common.wire.messages.health import Verdict
 from headway.common.wire.side_thread import SideThread
 from headway.health.diagnosis.of_verdict import diagnosis_of
@@ -36,7 +36,7 @@ LONGEST_PAUSE_S: Final = 60.0
 CLOSE_S: Final = 2.0
 """How long the end of a monitor waits for what is to be sent."""
 
-_log = structlog.get_logger(__name__)
+_log = get_logger("notify")
 
 
 @dataclass(frozen=True, slots=True)

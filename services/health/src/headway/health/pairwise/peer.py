@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import structlog
 from headway.common.errors import HeadwayError, InputError
+from headway.common.log import get_logger
 from headway.common.wire.addresses import address_of
 from headway.common.wire.loop import Loop
 from headway.common.wire.messages.peer import (
@@ -44,7 +44,7 @@ MOST_MEMBERS = 1024
 MOST_SUMMED_BYTES = 1 << 30
 LOOK_S = 1.0
 
-_log = structlog.get_logger(__name__)
+_log = get_logger("pairwise")
 
 
 @dataclass(frozen=True)

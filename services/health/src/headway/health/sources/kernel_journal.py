@@ -21,8 +21,8 @@ from pathlib import Path
 from typing import Any, Final
 
 import msgspec
-import structlog
 from headway.common.backoff import Backoff
+from headway.common.log import get_logger
 from headway.common.wire.messages.health import Finding
 from headway.health.rulebook import RuleBook
 from headway.health.sources.changes import boot_number, changed
@@ -51,7 +51,7 @@ NAME: Final = "journalctl -k"
 _COMMAND: Final = ("journalctl", "-k", "-f", "-o", "json", "--no-pager")
 _CURSOR = re.compile(r"[\w=;]{1,512}")
 
-_log = structlog.get_logger(__name__)
+_log = get_logger("kernel journal")
 
 
 class JournalSource:

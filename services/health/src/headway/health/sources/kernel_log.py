@@ -20,7 +20,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Final
 
-import structlog
+from headway.common.log import get_logger
 from headway.common.wire.messages.health import Finding
 from headway.health.rulebook import RuleBook
 from headway.health.sources.changes import boot_number, changed
@@ -49,7 +49,7 @@ _RECORD = re.compile(r"(\d+),(\d+),(\d+),[^;]*;(.*)", re.DOTALL)
 _UPTIME = re.compile(r"\[\s*(\d+\.\d+)\]")
 _WALL = re.compile(r"\[(\w{3} \w{3} [ \d]\d \d\d:\d\d:\d\d \d{4})\]")
 
-_log = structlog.get_logger(__name__)
+_log = get_logger("kernel log")
 
 
 def open_kernel_log(

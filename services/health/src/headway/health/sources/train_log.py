@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-import structlog
+from headway.common.log import get_logger
 from headway.common.log_rotation import ROTATED, rotated
 from headway.common.node.files import replace_json
 from headway.common.wire.loop import Throttle
@@ -24,7 +24,7 @@ MAX_LINE_BYTES = 4096
 """Longer lines are matched in pieces, since progress bars may not have line ends."""
 MAX_BEHIND_BYTES = 16 << 20
 """Most unread bytes of a file that grows faster than it is read; more is skipped and logged."""
-_log = structlog.get_logger(__name__)
+_log = get_logger("logs")
 
 
 @dataclass(slots=True)

@@ -11,9 +11,8 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-import structlog
 from headway.common.errors import HeadwayError
-from headway.common.node.flight import FlightReader
+from headway.common.log import get_logger
 from headway.common.wire.side_thread import SideThread, log_error
 
 SAVE_INTERVAL_S = 60.0
@@ -25,7 +24,7 @@ SAVE_LIMIT_S = 120.0
 ROLE = "window_writer"
 """Not the parent's: an executor recognises its services by their roles."""
 
-_log = structlog.get_logger(__name__)
+_log = get_logger("windows")
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,6 +122,8 @@ class SaveThread:
 
 def _heads(shm_dir: Path) -> dict[Path, tuple[int, int]]:
     """Records begun and capacity of each ring."""
+    from headway.common.node.flight import FlightReader  # needs numpy, which takes long to import
+
     found = {}
     for path in shm_dir.glob("flight-*.bin"):
         try:

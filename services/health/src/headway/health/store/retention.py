@@ -12,7 +12,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-import structlog
+from headway.common.log import get_logger
 from headway.common.wire.messages.health import Verdict
 from headway.health.journal import read_verdicts
 
@@ -22,7 +22,7 @@ MOST_TIMES = 4
 REACH_S = 300.0
 """How far back the records of a file may go at most: a minute, and what was open before it."""
 
-_log = structlog.get_logger("headway.health.store")
+_log = get_logger("windows")
 
 Incident = tuple[float, float]
 """Begin and end, wall time in seconds."""

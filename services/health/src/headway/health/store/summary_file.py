@@ -17,9 +17,8 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import msgspec
-import structlog
 from headway.common.errors import CorruptError, HeadwayError
-from headway.common.log import setup
+from headway.common.log import get_logger, setup
 from headway.common.node.files import make_private_folder, replace_file
 from headway.common.wire.messages.summaries import StepSum, StepSummary
 from headway.health.store.retention import keep_to
@@ -28,7 +27,7 @@ LENGTH = struct.Struct("<I")
 GROUP_FIELDS = ("line", "number", "num", "wait_us", "nbytes", "first_us", "last_us")
 _SUMMARY = msgspec.msgpack.Decoder(StepSummary)
 
-_log = structlog.get_logger("headway.health.store")
+_log = get_logger("windows")
 
 
 def framed(bodies: Iterable[bytes]) -> bytes:

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import msgspec
-import structlog
+from headway.common.log import get_logger
 from headway.common.wire.messages.summaries import StepSummary
 from headway.common.wire.side_thread import SideThread, log_error
 from headway.health.store.child import ROLE, SAVE_INTERVAL_S, SAVE_LIMIT_S
@@ -23,7 +23,7 @@ from headway.health.store.summary_file import framed
 MAX_BYTES = 64 << 20
 """A minute of 12,288 ranks that step every 2 s."""
 
-_log = structlog.get_logger(__name__)
+_log = get_logger("summaries")
 
 
 @dataclass(slots=True)

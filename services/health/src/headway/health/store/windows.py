@@ -14,8 +14,8 @@ from typing import Any
 import msgspec
 import numpy as np
 import numpy.typing as npt
-import structlog
 from headway.common.errors import CorruptError
+from headway.common.log import get_logger
 from headway.common.node.event_files import (
     FACTS_KEY,
     PARQUET,
@@ -35,7 +35,7 @@ from headway.common.node.flight_record import RECORD
 from headway.common.node.machine import boot_id
 from headway.health.store.rings import NewRecords
 
-_log = structlog.get_logger(__name__)
+_log = get_logger("windows")
 
 
 def write_window(

@@ -15,9 +15,8 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-import structlog
 from headway.common.errors import CorruptError
-from headway.common.log import setup
+from headway.common.log import get_logger, setup
 from headway.common.node.event_files import RankFacts, earlier_files, event_files
 from headway.health.store.retention import keep_to
 from headway.health.store.rings import NewRecords, new_records
@@ -29,7 +28,7 @@ LOCK_WAIT_S = 5.0
 NICENESS = 10
 """A periodic save gives way to the ranks; the last one of a run does not."""
 
-_log = structlog.get_logger("headway.health.store")
+_log = get_logger("windows")
 
 
 def save(shm_dir: Path, events: Path, node: int, *, final: bool = False) -> Path | None:
