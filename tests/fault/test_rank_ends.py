@@ -85,8 +85,10 @@ def test_a_rank_that_ends_unasked_is_one_verdict_and_its_peer_lives(
     assert before.generation < after.generation
     assert pids(after)[0] == pids(before)[0], "the peer is innocent"
     assert (pids(after)[RANK] != pids(before)[RANK]) == is_replaced
-    words = next(row.value for row in verdict.evidence if row.name == "last_words")
-    assert ("FailpointError" in words) != is_replaced
-    assert not verdict.taken or verdict.taken.startswith(("none", "observe")), verdict.taken
+    words = [row.value for row in verdict.evidence if row.name == "last_words"]
+    assert ("FailpointError" in "".join(words)) != is_replaced
+    # a beat may show the process before its executor has seen it, which then acts on the verdict
+    answers = ("none", "observe", *(["replaced worker"] if is_replaced else []))
+    assert not verdict.taken or verdict.taken.startswith(answers), verdict.taken
     (lost,) = query(run, "SELECT COUNT(*) FROM events WHERE name = 'worker_lost'")[0]
     assert lost == len([one for one in verdicts(run) if one.cause != "program_error"])
