@@ -12,8 +12,11 @@ are skipped, never built.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Literal
+import contextlib
+import functools
+import operator
+from collections.abc import Callable, Mapping
+from typing import Literal, cast
 
 import msgpack  # type: ignore[import-untyped]
 import msgspec
@@ -74,6 +77,20 @@ def decode(body: bytes, accepted: Mapping[str, type[M]]) -> M:
         WireError: not MessagePack, beyond a limit, an unknown tag, or a field of the wrong type.
     """
     _walk(body)
+    if len(accepted) > 1:  # of a single type msgspec does not require the tag
+        with contextlib.suppress(*_DECODE_ERRORS):
+            return cast("M", _decoder_of(tuple(accepted.values()))(body))
+    return _decode_slowly(body, accepted)
+
+
+@functools.lru_cache(maxsize=256)
+def _decoder_of(types: tuple[type[Message], ...]) -> Callable[[bytes], Message]:
+    """Decodes whichever of these types a body is, in one pass."""
+    return msgspec.msgpack.Decoder(functools.reduce(operator.or_, types)).decode
+
+
+def _decode_slowly(body: bytes, accepted: Mapping[str, type[M]]) -> M:
+    """The same in two passes, which find out what is wrong."""
     try:
         tag = _read_tag(body).t
     except _DECODE_ERRORS as error:
