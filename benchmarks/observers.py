@@ -191,6 +191,15 @@ def beats_of(nodes: int) -> list[AgentBeat]:
     return found
 
 
+def moved(beat: AgentBeat) -> AgentBeat:
+    """The same with ranks that have begun another action."""
+    workers: Any = tuple(
+        msgspec.structs.replace(worker, head=worker.head + 1)  # type: ignore[type-var]
+        for worker in beat.workers
+    )
+    return msgspec.structs.replace(beat, workers=workers)  # type: ignore[type-var]
+
+
 def summary_of(grid: Grid, node: int, sequence: int) -> StepSummary:
     """One step of each rank of a node."""
     steps = []
@@ -212,6 +221,7 @@ class Fleet:
 
     def __init__(self, beats: Sequence[AgentBeat], address: Address, keys: KeyPair) -> None:
         self.beats, self.sequence, self.grid = beats, 0, grid_of(len(beats))
+        self._moved = [moved(beat) for beat in beats]
         self.clients = [
             Client(address.endpoint, keys=keys, server_key=address.server_key.encode(),
                    high_water_mark=4)
@@ -221,7 +231,8 @@ class Fleet:
     def beat(self) -> None:
         """One beat of each."""
         self.sequence += 1
-        for beat, client in zip(self.beats, self.clients, strict=True):
+        beats = self._moved if self.sequence % 2 else self.beats
+        for beat, client in zip(beats, self.clients, strict=True):
             changed = msgspec.structs.replace(beat, sequence=self.sequence)  # type: ignore[type-var]
             client.notify(changed)
             if self.sequence % 2 == 0:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Final
 
 from headway.common.wire.messages.health import (
@@ -21,7 +20,7 @@ from headway.common.wire.messages.health import (
 )
 from headway.health.config import HealthConfig
 from headway.health.detectors import data, worker_ends
-from headway.health.detectors.episodes import Episodes, Since, fact
+from headway.health.detectors.episodes import Episodes, fact
 from headway.health.detectors.fabric import Fabric
 from headway.health.detectors.findings import FindingEpisodes
 from headway.health.detectors.follow_ups import FollowUps
@@ -29,11 +28,13 @@ from headway.health.detectors.hangs import Hangs
 from headway.health.detectors.pace import Pace
 from headway.health.detectors.process import (
     ENDED,
+    alive_processes,
     close_replaced,
     judge_process,
     process_key,
 )
-from headway.health.detectors.rank_view import RankView, observe, still_s
+from headway.health.detectors.rank_view import RankView, observe, steps_on, still_s
+from headway.health.detectors.silent_nodes import NodeView, close_heard, silent_nodes
 from headway.health.detectors.slow import SlowRanks
 from headway.health.detectors.worker_ends import WorkerEnds
 from headway.health.first_cause.crashes import CrashCauses
@@ -48,14 +49,6 @@ LATE_BEATS: Final = 3
 """Missing beats after which a node may be why other ranks wait, so that none is judged yet."""
 NO_MACHINE: Final = Machine()
 """Of a node that has not reported what it consists of."""
-
-
-@dataclass(slots=True)
-class NodeView:
-    """The newest beat of one node and its arrival on the state's own clock."""
-
-    beat: AgentBeat
-    heard_s: float
 
 
 class MonitorState:
@@ -128,11 +121,9 @@ class MonitorState:
         if beat.run_id != self.run_id or (known is not None and self._is_older(beat, known)):
             return []
         self.nodes[beat.node] = NodeView(beat, clock_s)
-        verdicts = self._episodes.close(
-            ("node", beat.node),
-            fact("beat", "heard_again", f"sequence {beat.sequence}"),
-        )
-        alive = _alive_processes(known.beat) if known is not None else frozenset()
+        verdicts = close_heard(self._episodes, beat)
+        has_ended = any(worker.state in ENDED for worker in beat.workers)
+        alive = alive_processes(known.beat) if has_ended and known is not None else frozenset()
         pids = frozenset(worker.pid for worker in beat.workers)
         for ended in self._ends.take(beat, known.beat if known is not None else None):
             verdicts += self._on_end(beat.node, ended, pids, clock_s)
@@ -144,8 +135,8 @@ class MonitorState:
                 key = process_key(beat.node, worker)
                 found += self._crashes.on_end(key, beat.node, worker, pids, clock_s, clock_s)
             verdicts += found
-        views = [self.ranks.get(worker.rank) for worker in beat.workers]
-        here = [view for view in views if view is not None and view.node == beat.node]
+        views = (self.ranks.get(worker.rank) for worker in beat.workers)
+        here = (view for view in views if view is not None and view.node == beat.node)
         verdicts += data.close_delivered(self._episodes, beat.node, here, self.config)
         generation = max((worker.generation for worker in beat.workers), default=self.generation)
         if beat.machine is not None:
@@ -160,7 +151,7 @@ class MonitorState:
         """Process the passing of time; call it about once per beat interval."""
         clock_s = self._advance(now_s)
         verdicts = [
-            *self._silent_nodes(clock_s),
+            *silent_nodes(self._episodes, self.nodes, self.config, clock_s),
             *self._data_stalls(clock_s),
             *self._cuts(clock_s),
             *self._silent_ranks(clock_s),
@@ -189,7 +180,9 @@ class MonitorState:
         return self._report(self._follow_ups.answered(answer, clock_s), clock_s)
 
     def _report(self, verdicts: list[Verdict], clock_s: float) -> list[Verdict]:
-        """What is reported of the new revisions of one event."""
+        """What is reported of the new revisions of one event, which most events have none of."""
+        if not verdicts:
+            return []
         self._follow_ups.begin(verdicts, clock_s)
         reported = self._first_cause.judge(verdicts, len(self.nodes), clock_s)
         self._follow_ups.begin([one for one in reported if one.is_open], clock_s)
@@ -224,6 +217,11 @@ class MonitorState:
         is_explained: bool,
         clock_s: float,
     ) -> list[Verdict]:
+        if self._steps_on(node, worker):
+            view = self.ranks[worker.rank]
+            view.signals, view.heard_s, view.absence = worker, clock_s, ""
+            self._pace.note(worker)
+            return []
         verdicts: list[Verdict] = []
         if worker.generation > self.generation:
             self.generation = worker.generation
@@ -244,6 +242,14 @@ class MonitorState:
         else:
             self._forget(node, worker)
         return verdicts
+
+    def _steps_on(self, node: int, worker: WorkerSignals) -> bool:
+        """Whether there is nothing to judge: most of the time of a large run's monitor."""
+        view = self.ranks.get(worker.rank)
+        if view is None or worker.generation != self.generation or worker.rank in self._stuck:
+            return False
+        is_open = bool(self._episodes.of_rank(worker.rank))
+        return not is_open and steps_on(view, node, worker, self.config)
 
     def _is_held_elsewhere(self, node: int, worker: WorkerSignals) -> bool:
         view = self.ranks.get(worker.rank)
@@ -287,30 +293,6 @@ class MonitorState:
         if not is_silence or still_s(worker) > self.config.silence_floor_s / 2:
             return []
         return self._episodes.close(key, fact("flight", "moves_again", f"head {worker.head}"))
-
-    def _silent_nodes(self, clock_s: float) -> list[Verdict]:
-        verdicts: list[Verdict] = []
-        for node, view in self.nodes.items():
-            unheard_s = clock_s - view.heard_s
-            if unheard_s <= self.config.node_silence_s:
-                continue
-            workers = view.beat.workers
-            ranks = ", ".join(str(worker.rank) for worker in workers) or "none"
-            rows = (
-                fact("beat", "silent_for", f"more than {self.config.node_silence_s:.1f} s"),
-                fact("beat", "last_sequence", str(view.beat.sequence)),
-                fact("beat", "ranks", ranks),
-            )
-            generation = max((worker.generation for worker in workers), default=-1)
-            verdicts += self._episodes.report(
-                ("node", node),
-                "node_silent",
-                rows,
-                node=node,
-                generation=generation,
-                since=Since(unheard_s, self.config.beat_interval_s),
-            )
-        return verdicts
 
     def _data_stalls(self, clock_s: float) -> list[Verdict]:
         """Verdicts on data daemons that ranks wait for; certain whatever other ranks do."""
@@ -386,9 +368,3 @@ def _keep(ranks: set[int], rank: int, is_in: bool) -> None:
         ranks.add(rank)
     else:
         ranks.discard(rank)
-
-
-def _alive_processes(beat: AgentBeat) -> frozenset[tuple[int, int]]:
-    return frozenset(
-        (worker.pid, worker.start_ticks) for worker in beat.workers if worker.state not in ENDED
-    )

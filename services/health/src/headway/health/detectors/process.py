@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from headway.common.wire.messages.health import Evidence, Verdict, WorkerSignals
+from headway.common.wire.messages.health import AgentBeat, Evidence, Verdict, WorkerSignals
 from headway.health.detectors.episodes import Episodes, Key, Since, fact
 
 ENDED = frozenset({"gone", "Z", "X", "x"})
@@ -10,6 +10,13 @@ STOPPED = frozenset({"T"})
 """Not ``t``: a process held by a debugger or profiler continues when released."""
 PROCESS_KINDS = frozenset({"crash", "stopped", "silence"})
 """Kinds of one worker's episode; each may become the next worse one."""
+
+
+def alive_processes(beat: AgentBeat) -> frozenset[tuple[int, int]]:
+    """Pid and start of the processes that a beat does not show as ended."""
+    return frozenset(
+        (worker.pid, worker.start_ticks) for worker in beat.workers if worker.state not in ENDED
+    )
 
 
 def process_key(node: int, worker: WorkerSignals) -> Key:
@@ -26,13 +33,13 @@ def judge_process(
 
     ``done`` (exited with code 0) is not a problem, nor are other states.
     """
-    key = process_key(node, worker)
-    state = fact("proc", "state", worker.state)
-    if worker.state not in ENDED | STOPPED:
+    key, has_ended = process_key(node, worker), worker.state in ENDED
+    if not has_ended and worker.state not in STOPPED:
         known = episodes.get(key)
-        is_over = known is not None and known.kind == "stopped"
-        return episodes.close(key, state) if is_over else []
-    has_ended = worker.state in ENDED
+        if known is None or known.kind != "stopped":
+            return []
+        return episodes.close(key, fact("proc", "state", worker.state))
+    state = fact("proc", "state", worker.state)
     return episodes.report(
         key,
         "crash" if has_ended else "stopped",

@@ -9,6 +9,7 @@ from headway.common.wire.messages.health import WorkerSignals
 from headway.health.config import HealthConfig
 from headway.health.detectors.process import STOPPED
 
+RUNS = frozenset({"R", "S", "D"})
 TRACED = "t"
 """State of a process held by a debugger."""
 
@@ -98,6 +99,22 @@ def still_s(signals: WorkerSignals) -> float:
     """
     device = signals.device
     return signals.age_s if device is None else min(signals.age_s, device.age_s)
+
+
+def steps_on(view: RankView, node: int, signals: WorkerSignals, config: HealthConfig) -> bool:
+    """Whether one more beat shows only that a rank has moved, as most beats do of most ranks."""
+    before = view.signals
+    return (
+        signals.head != before.head
+        and signals.pid == before.pid
+        and signals.generation == before.generation
+        and view.node == node
+        and signals.state in RUNS
+        and signals.phase == before.phase == "step"
+        and view.beats_over == 0
+        and signals.age_s <= config.silence_floor_s
+        and signals.step_age_s <= config.step_floor_s
+    )
 
 
 def observe(
