@@ -75,20 +75,14 @@ def console(fake: FakeRun, tmp_path: Path) -> Iterator[Console]:
     found.stop()
 
 
-def test_a_console_elsewhere_is_sent_only_the_hosts_of_web_addresses(
-    own_roots: Path, tmp_path: Path
-) -> None:
-    url = "https://bot:pw@chat.example.com/hooks/T0KEN"
-    health = HealthConfig(notify=(url,))
-    fake = FakeRun(own_roots / "runs", config=replace(SMALL, health=health))
-    console = Console(tmp_path, fake.folder.path.parent)
-    try:
+def test_of_web_addresses_only_hosts_are_sent(own_roots: Path, tmp_path: Path) -> None:
+    health = HealthConfig(notify=("https://bot:pw@chat.example.com/hooks/T0KEN",))
+    with contextlib.closing(FakeRun(own_roots, config=replace(SMALL, health=health))) as fake:
+        console = Console(tmp_path, own_roots)
         [remote] = Cluster.connect(console.key, console.folder).runs()
-        assert remote.config.health.notify == ("https://chat.example.com",)
-        assert replace(remote.config, health=health) == Run(fake.folder.path).config
-    finally:
         console.stop()
-        fake.close()
+        assert remote.config.health.notify == ("https://chat.example.com",)
+        assert replace(remote.config, health=health) == fake.run.config
 
 
 def test_a_run_elsewhere_shows_what_it_shows_at_home(

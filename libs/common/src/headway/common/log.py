@@ -9,21 +9,17 @@ import contextlib
 import os
 import sys
 from collections.abc import Callable
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import Any, cast
 
 from headway.common.log_stream import tolerate_stderr, tolerate_stdout, writer_of
 
-if TYPE_CHECKING:
+# Where rich is installed, structlog imports it for tracebacks on a terminal: a third of what it
+# takes to import a service. None stands for a module that cannot be imported.
+with contextlib.ExitStack() as _stack:
+    if "rich" not in sys.modules:
+        sys.modules["rich"] = cast("Any", None)
+        _stack.callback(sys.modules.pop, "rich")
     import structlog
-else:
-    # Where rich is installed, structlog imports it for tracebacks on a terminal: a third of what
-    # it takes to import a service. None stands for a module that cannot be imported.
-    with contextlib.ExitStack() as _stack:
-        if "rich" not in sys.modules:
-            sys.modules["rich"] = None
-            _stack.callback(sys.modules.pop, "rich")
-        structlog = import_module("structlog")
 
 _who: dict[str, Any] = {}
 """Fields on every line of this process. Not a context variable, which is local to its thread."""
