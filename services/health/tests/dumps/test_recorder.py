@@ -60,6 +60,48 @@ def test_gloo_never_records_an_end(tmp_path: Path) -> None:
     assert named(tmp_path) == [("missing", (2,), 5)]
 
 
+def test_ranks_that_give_one_collective_tensors_of_different_types_are_named(
+    tmp_path: Path,
+) -> None:
+    for rank in (0, 1, 2):
+        dtype = "Float" if rank == 2 else "BFloat16"
+        entries = [entry(1, 40), entry(2, 41, "scheduled", input_dtypes=[dtype])]
+        write(tmp_path, rank, entries)
+    found = find_mismatch(scene_of(read(tmp_path)))
+    assert found is not None
+    assert str(found).endswith(
+        "from 41 of 0 on: ranks 0, 1 all_reduce of 16 elements of type BFloat16, "
+        "rank 2 all_reduce of 16 elements of type Float"
+    )
+
+
+def test_types_that_are_not_recorded_are_compared_with_nothing(tmp_path: Path) -> None:
+    for rank in (0, 1, 2):
+        more = {"input_dtypes": ["Float"]} if rank == 2 else {}
+        write(tmp_path, rank, [entry(1, 40), entry(2, 41, "scheduled", **more)])
+    assert find_mismatch(scene_of(read(tmp_path))) is None
+
+
+@pytest.mark.parametrize("is_whole", [True, False])
+def test_groups_of_one_name_on_different_ranks_are_kept_apart(
+    tmp_path: Path, is_whole: bool
+) -> None:
+    """Ranks 2 and 3 are further in their group 1 than ranks 0 and 1 in theirs, which is healthy."""
+    group = {"pg_id": 1, "process_group": ("1", "undefined")}
+    for rank in range(4):
+        pair = [0, 1] if rank < 2 else [2, 3]
+        last = 41 if rank < 2 else 57
+        is_late = rank == 1 and not is_whole
+        entries = [
+            entry(number, number, "completed" if number < last else "scheduled", **group)
+            for number in range(35, last + 1)
+        ]
+        config = {"1": {"name": "1", "desc": "undefined", "ranks": str(pair)}}
+        write(tmp_path, rank, entries[: -1 if is_late else None], pg_config=config)
+    missing = [one for one in named(tmp_path) if one[0] == "missing"]
+    assert missing == ([] if is_whole else [("missing", (1,), 41)])
+
+
 def test_a_device_that_has_not_begun_is_told_from_those_that_wait(tmp_path: Path) -> None:
     group = {"pg_id": 1, "process_group": ("1", "pipeline"), "is_p2p": True}
     config = {"1": {"name": "1", "desc": "pipeline", "ranks": "[0, 1, 2]"}}

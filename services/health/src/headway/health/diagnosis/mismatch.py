@@ -19,7 +19,12 @@ class Mismatch:
     """What which ranks do, most ranks first. Which side is wrong cannot be told from this."""
 
     def __str__(self) -> str:
-        sides = ", ".join(f"{ranks_in_words(ranks)} {operation}" for operation, ranks in self.sides)
+        has_types = len(_dtypes([operation for operation, _ in self.sides])) > 1
+        sides = ", ".join(
+            f"{ranks_in_words(ranks)} {operation}"
+            + (f" of type {operation.dtype or 'unknown'}" if has_types else "")
+            for operation, ranks in self.sides
+        )
         return f"the ranks run different programs from {self.sequence} of {self.group} on: {sides}"
 
 
@@ -60,4 +65,9 @@ def _differ(operations: list[Operation]) -> bool:
         return True
     if operations[0].has_own_sizes:
         return False
-    return len({one.num_elements for one in operations if one.num_elements >= 0}) > 1
+    sizes = {one.num_elements for one in operations if one.num_elements >= 0}
+    return len(sizes) > 1 or len(_dtypes(operations)) > 1
+
+
+def _dtypes(operations: list[Operation]) -> set[str]:
+    return {one.dtype for one in operations if one.dtype}

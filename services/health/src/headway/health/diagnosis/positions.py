@@ -35,6 +35,8 @@ class Operation:
     """Such as ``all_reduce``."""
     num_elements: int = -1
     """On this rank; -1 if unknown."""
+    dtype: str = ""
+    """Of its elements; empty if unknown."""
 
     @property
     def has_own_sizes(self) -> bool:

@@ -8,6 +8,7 @@ from dataclasses import replace
 
 from headway.health.diagnosis.positions import Group, Operation, Pending, Position, Scene
 from headway.health.dumps.recorder import Dump, Entry
+from headway.health.dumps.same_names import apart
 
 _DEFAULT = "default_pg"
 
@@ -18,6 +19,7 @@ def scene_of(dumps: Collection[Dump]) -> Scene:
     A dump tells which of NCCL's operations have finished. Of gloo's it does not: there one that
     every member has entered counts as finished.
     """
+    dumps = apart(dumps)
     groups = _groups(dumps)
     dumps = [replace(dump, entries=tuple(_number(dump, groups))) for dump in dumps]
     lanes = _lanes(dumps)
@@ -95,7 +97,9 @@ def _position(dump: Dump, lanes: Mapping[str, tuple[Group, int]]) -> Position:
             if entry.is_completed:
                 continue
             sequence = position.entered[group] + 1
-        position.operations[group, sequence] = Operation(entry.name, entry.num_elements)
+        position.operations[group, sequence] = Operation(
+            entry.name, entry.num_elements, entry.dtype
+        )
         position.entered[group] = max(position.entered.get(group, 0), sequence)
         if entry.is_completed:
             position.done[group] = max(position.done.get(group, 0), sequence)

@@ -24,6 +24,7 @@ MAX_NUMBER = 1 << 62
 """Larger numbers are damage: of ranks, sequences, sizes and times in nanoseconds alike."""
 MAX_RANK = 1 << 20
 """Ten times the ranks of the largest jobs; every rank below the highest takes memory."""
+MAX_NAME = 80
 _MESSAGE = re.compile(r"(?P<op>send|recv)\s+(?P<own>\d+)(?P<arrow>->|<-)(?P<other>\d+)")
 
 
@@ -53,6 +54,8 @@ class Entry:
     source: int = -1
     """Of a message, who sends it, as index in the group; -1 of a collective."""
     destination: int = -1
+    dtype: str = ""
+    """Of the tensors it reads, such as ``BFloat16``; empty if that was not recorded."""
 
     @property
     def is_message(self) -> bool:
@@ -161,7 +164,15 @@ def _entry(value: dict[str, Any]) -> Entry:
         _number(value.get("timeout_ms")),
         source,
         destination,
+        _dtype(value.get("input_dtypes")),
     )
+
+
+def _dtype(names: object) -> str:
+    """One name for tensors of one type; a mixture is named in full."""
+    if not isinstance(names, list | tuple):
+        return ""
+    return ", ".join(sorted({_text(one) for one in names}))[:MAX_NAME]
 
 
 def _text(value: object) -> str:
