@@ -6,8 +6,7 @@
 memory, and the bytes of its beat. ``monitor``: a real monitor process gets the beats of 1,536 nodes
 of 8 ranks, and a summary of a step a second, over CURVE: its cores and memory, the time from a beat
 that shows a crash to the verdict in its file, and how long it takes until beats of all nodes have
-arrived again after it was killed and another one was started. The beats are as agents send them of
-ranks that step, or with ``--tables`` with all group tables, as in a hang.
+arrived again after it was killed and another one was started.
 """
 
 from __future__ import annotations
@@ -32,12 +31,11 @@ from headway.common.plan.grid import Grid
 from headway.common.wire import codec
 from headway.common.wire.client import Client
 from headway.common.wire.keys import KeyPair
-from headway.common.wire.messages.health import AgentBeat, GroupRow
+from headway.common.wire.messages.group_table import GroupRow, pack
+from headway.common.wire.messages.health import AgentBeat
 from headway.common.wire.messages.service import Describe, Description
 from headway.common.wire.messages.summaries import GroupSum, StepSum, StepSummary
 from headway.health.announce import Address, read_address
-from headway.health.config import HealthConfig
-from headway.health.sent_beats import as_sent
 from headway.testkit.beats import RUN_ID, SimulatedNode, lockstep
 
 from benchmarks.report import finish, parser
@@ -184,7 +182,7 @@ def beats_of(nodes: int) -> list[AgentBeat]:
                 )
                 for one in memberships(grid, rank)
             )
-            changes = {"rank": rank, "pid": 10_000 + rank, "groups": rows}
+            changes = {"rank": rank, "pid": 10_000 + rank, "packed_groups": pack(rows)}
             workers.append(msgspec.structs.replace(worker, **changes))  # type: ignore[type-var]
         changed: Any = {"node": node, "pid": node + 1, "workers": tuple(workers)}
         found.append(msgspec.structs.replace(base, **changed))  # type: ignore[type-var]
@@ -254,7 +252,7 @@ class Fleet:
             client.close()
 
 
-def of_monitor(nodes: int, seconds: float, *, has_tables: bool) -> dict[str, float]:
+def of_monitor(nodes: int, seconds: float) -> dict[str, float]:
     """What a monitor of so many nodes costs, and how fast it is."""
     zmq.Context.instance().set(zmq.MAX_SOCKETS, 16384)
     with (
@@ -262,8 +260,7 @@ def of_monitor(nodes: int, seconds: float, *, has_tables: bool) -> dict[str, flo
         Daemons(Path(name)) as daemons,
     ):
         monitor, address = daemons.monitor()
-        full = beats_of(nodes)
-        beats = full if has_tables else [as_sent(beat, HealthConfig()) for beat in full]
+        beats = beats_of(nodes)
         keys = KeyPair.load_or_make(daemons.keys / "agent.key")
         fleet = Fleet(beats, address, keys)
         cores = _cores(monitor, fleet, seconds)
@@ -278,7 +275,7 @@ def of_monitor(nodes: int, seconds: float, *, has_tables: bool) -> dict[str, flo
         back_s = _until_all(address, keys, nodes) - begun_s
         fleet.close()
     return {
-        "beat_bytes": float(len(codec.encode(full[0]))),
+        "beat_bytes": float(len(codec.encode(beats[0]))),
         "monitor_cores": cores,
         "monitor_mib": mib,
         "verdict_p99_ms": sorted(delays_ms)[-1 - len(delays_ms) // 100],
@@ -331,13 +328,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     made.add_argument("--part", choices=("agent", "monitor", "both"), default="both")
     made.add_argument("--nodes", type=int, default=1536)
     made.add_argument("--seconds", type=float, default=30.0, help="of each measurement")
-    made.add_argument("--tables", action="store_true", help="all group tables in each beat")
     options = made.parse_args(argv)
     figures: dict[str, float] = {}
     if options.part != "monitor":
         figures |= of_agent(options.seconds)
     if options.part != "agent":
-        figures |= of_monitor(options.nodes, options.seconds, has_tables=options.tables)
+        figures |= of_monitor(options.nodes, options.seconds)
     for name, value in figures.items():
         print(f"{name:18} {value:.4g}")
     failures = [
@@ -345,7 +341,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         for name, value in figures.items()
         if name in LIMITS and value > LIMITS[name]
     ]
-    return finish(options.out, failures, nodes=options.nodes, tables=options.tables, **figures)
+    return finish(options.out, failures, nodes=options.nodes, **figures)
 
 
 if __name__ == "__main__":

@@ -62,7 +62,7 @@ class Fates:
         if fate == "missing":
             return None
         if fate == "no table":
-            return msgspec.structs.replace(signals, groups=())
+            return msgspec.structs.replace(signals, packed_groups=b"")
         if fate == "late":
             before, self._last[signals.rank] = self._last.get(signals.rank), signals
             return before

@@ -14,7 +14,8 @@ from itertools import pairwise
 
 from headway.common.plan.collectives import GroupKind
 from headway.common.plan.schedule import Kind
-from headway.common.wire.messages.health import DevicePlace, GroupRow, WorkerSignals
+from headway.common.wire.messages.group_table import GroupRow, pack
+from headway.common.wire.messages.health import DevicePlace, WorkerSignals
 from headway.health.config import HealthConfig
 
 from benchmarks.campaign.faults import Trace
@@ -77,7 +78,7 @@ class Sight:
             alive_age_s=halted_s if is_frozen else 0.2,
             data_wait="daemon" if open_kind == Kind.DATA.name else "",
             data_age_s=now_s - self._track.began[host - 1] if open_kind == Kind.DATA.name else 0.1,
-            groups=self._rows(host, now_s),
+            packed_groups=pack(self._rows(host, now_s)),
             device=self._device(place, now_s),
         )
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import msgspec
 import pytest
 from headway.common.plan.collectives import GroupKind, Op
-from headway.common.wire.messages.health import AgentBeat, GroupRow, Verdict
+from headway.common.wire.messages.group_table import GroupRow, pack
+from headway.common.wire.messages.health import AgentBeat, Verdict
 from headway.health.config import HealthConfig
 from headway.health.diagnosis.of_verdict import diagnosis_of
 from headway.health.responses import response
@@ -25,7 +26,7 @@ def two_ranks() -> tuple[SimulatedNode, list[Timeline]]:
     for rank, counts in ((0, ENTERED), (1, LACKS)):
         line = 2 * GroupKind.DP
         node.signals[rank] = {
-            "groups": (GroupRow(line, 0, 2, Op.ALL_REDUCE, 64, *counts, 100, 100),)
+            "packed_groups": pack([GroupRow(line, 0, 2, Op.ALL_REDUCE, 64, *counts, 100, 100)])
         }
     return node, timelines
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import msgspec
 from headway.common.plan.collectives import GroupKind, Op
-from headway.common.wire.messages.health import GroupRow, WorkerSignals
+from headway.common.wire.messages.group_table import GroupRow, pack
+from headway.common.wire.messages.health import WorkerSignals
 from headway.health.detectors.groups import MAX_ROWS, evidence_of_groups, unfinished
 from headway.health.detectors.rank_view import RankView
 
@@ -14,7 +15,7 @@ TP, DP, FORWARD = 2 * GroupKind.TP, 2 * GroupKind.DP, 2 * GroupKind.FORWARD
 def view(rank: int, *rows: GroupRow) -> RankView:
     signals = WorkerSignals(
         rank=rank, pid=rank + 1, start_ticks=1, state="S", generation=0, head=9, step=3, step_s=0.1,
-        num_steps=4, median_step_s=0.1, age_s=5.0, groups=rows,
+        num_steps=4, median_step_s=0.1, age_s=5.0, packed_groups=pack(rows),
     )  # fmt: skip
     return RankView(0, signals)
 
@@ -107,3 +108,9 @@ def test_seven_groups_of_a_rank_take_fewer_than_28_bytes_each() -> None:
     with_groups, without = view(0, *rows).signals, view(0).signals
     nbytes = len(msgspec.msgpack.encode(with_groups)) - len(msgspec.msgpack.encode(without))
     assert nbytes <= 7 * 28, nbytes
+
+
+@pytest.mark.parametrize("packed", [b"", b"\xff", b"\x91\x93\x01\x02\x03", pack([])[:0], b"\x81"])
+def test_a_damaged_table_is_an_empty_one(packed: bytes) -> None:
+    signals = msgspec.structs.replace(view(0).signals, packed_groups=packed)
+    assert signals.groups == ()

@@ -5,7 +5,8 @@ from __future__ import annotations
 import msgspec
 from headway.common.plan.collectives import GroupKind, Op
 from headway.common.plan.schedule.actions import Kind
-from headway.common.wire.messages.health import DevicePlace, GroupRow, WorkerSignals
+from headway.common.wire.messages.group_table import GroupRow, pack
+from headway.common.wire.messages.health import DevicePlace, WorkerSignals
 from headway.health.config import HealthConfig
 from headway.health.detectors.rank_view import RankView
 from headway.health.detectors.silence import Hang, find_hang
@@ -22,7 +23,7 @@ def row(line: int, number: int, entered: int, done: int) -> GroupRow:
 def view(rank: int, waits: str, *rows: GroupRow, **more: object) -> RankView:
     signals = WorkerSignals(
         rank=rank, pid=rank + 1, start_ticks=1, state="S", generation=0, head=9, step=8, step_s=0.1,
-        num_steps=9, median_step_s=0.1, age_s=5.0, open_kind="FORWARD", groups=rows,
+        num_steps=9, median_step_s=0.1, age_s=5.0, open_kind="FORWARD", packed_groups=pack(rows),
     )  # fmt: skip
     signals = msgspec.structs.replace(signals, waits=waits, **more)
     return RankView(0, signals, beats_over=CONFIG.confirm_beats)

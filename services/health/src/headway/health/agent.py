@@ -35,7 +35,6 @@ from headway.health.config import EventsConfig, HealthConfig
 from headway.health.detectors.rank_view import RankView
 from headway.health.exporter import BeatCollector
 from headway.health.rule_files import rules_of
-from headway.health.sent_beats import as_sent
 from headway.health.sources.changes import changed
 from headway.health.sources.connections import ConnectionSource, Peers
 from headway.health.sources.ends import EndSource
@@ -251,7 +250,7 @@ def run_agent(options: AgentOptions, config: HealthConfig) -> int:
     def send_beat() -> None:
         nonlocal num_beats
         monitor.refresh()
-        if monitor.notify(as_sent(watch.beat(), config)):
+        if monitor.notify(watch.beat()):
             watch.sent(time.monotonic())
         num_beats += 1
 

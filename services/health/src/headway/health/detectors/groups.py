@@ -6,7 +6,8 @@ from collections.abc import Collection
 from dataclasses import dataclass
 
 from headway.common.plan.collectives import GroupKind, Op, kind_of
-from headway.common.wire.messages.health import Evidence, GroupRow
+from headway.common.wire.messages.group_table import GroupRow
+from headway.common.wire.messages.health import Evidence
 from headway.health.detectors.episodes import fact
 from headway.health.detectors.rank_view import RankView
 from headway.health.diagnosis.diagnosis import ranks_in_words

@@ -9,7 +9,7 @@ from functools import lru_cache
 
 from headway.common.plan.collectives import NUM_LINES, GroupKind, Op, kind_of
 from headway.common.plan.schedule.actions import Kind
-from headway.common.wire.messages.health import GroupRow
+from headway.common.wire.messages.group_table import GroupRow
 from headway.health.config import HealthConfig
 from headway.health.detectors.rank_view import RankView
 from headway.health.diagnosis.positions import Group, Operation, Pending, Position, Scene

@@ -12,9 +12,9 @@ from pathlib import Path
 from headway.common.node.flight import FlightHeader, FlightReader
 from headway.common.node.flight_record import BROKEN, ON_DEVICE, Record, plain
 from headway.common.plan.schedule.actions import Kind
+from headway.common.wire.messages.group_table import GroupRow, pack
 from headway.common.wire.messages.health import (
     DevicePlace,
-    GroupRow,
     RankPhase,
     Waits,
     WorkerSignals,
@@ -126,7 +126,7 @@ class FlightSource:
             alive_age_s=(now_ns - follower.alive_ns) / 1e9 if header.alive else -1.0,
             waits=_waits(follower, header),
             step_age_s=_step_age_s(follower, now_ns),
-            groups=_groups(follower.reader, now_ns),
+            packed_groups=_groups(follower.reader, now_ns),
             device=_device(follower.reader, header, now_ns),
         )
 
@@ -134,8 +134,8 @@ class FlightSource:
         return _Follower(FlightReader(path), deque(maxlen=self._window_steps))
 
 
-def _groups(reader: FlightReader, now_ns: int) -> tuple[GroupRow, ...]:
-    return tuple(
+def _groups(reader: FlightReader, now_ns: int) -> bytes:
+    return pack(
         GroupRow(
             one.line,
             one.number,

@@ -10,6 +10,7 @@ from typing import Literal, NamedTuple
 import msgspec
 from headway.common.wire.about import PartOf, note
 from headway.common.wire.message import Message
+from headway.common.wire.messages.group_table import GroupRow, unpack
 
 RankPhase = Literal["step", "join", "restore", "eval", "sample"]
 DataWait = Literal["daemon", "readers", "ready", ""]
@@ -53,28 +54,6 @@ VerdictAction = Literal[
 
 EndKind = Literal["killed", "out_of_memory", "stopped", "exited", "raised", "ordered"]
 """How a rank's process ended; ``raised``: it lives, and left its generation by an error."""
-
-
-class GroupRow(NamedTuple):
-    """How far a rank is in one of its groups; a tuple, as a beat has up to 16 for each rank."""
-
-    line: int
-    """Of the group table: ``plan.collectives`` has its kind, and which end of messages it is."""
-    number: int
-    """The group's lowest rank; of messages, the rank that sends them."""
-    size: int
-    """Number of members."""
-    op: int
-    """``plan.collectives.Op`` of the newest one entered, 0 before the first."""
-    nbytes: int
-    """Of the newest one entered, on this rank."""
-    entered: int
-    """Collectives or messages that the rank has entered in its generation."""
-    done: int
-    """Of those, how many its transport has finished."""
-    entered_ago_ms: int
-    """Since the newest was entered, -1 before the first."""
-    done_ago_ms: int
 
 
 class DevicePlace(NamedTuple):
@@ -147,13 +126,18 @@ class WorkerSignals(Message, tag="health.worker_signals/1"):
     For the device: it only launches work, so that where it stands proves nothing."""
     step_age_s: float = -1.0
     """How long the step under way has lasted, -1 outside of one."""
-    groups: tuple[GroupRow, ...] = ()
-    """Its group table; left out while it steps as usual."""
+    packed_groups: bytes = b""
+    """Its group table, by ``group_table.pack``: of most beats nobody reads it."""
     device: DevicePlace | None = None
     """None on a CPU."""
     place: str = ""
     """Where its main thread is in the program, innermost call first, while a rank of its node may
     hang: ``shards.py:88 read < loader.py:121 load``; empty until it has answered."""
+
+    @property
+    def groups(self) -> tuple[GroupRow, ...]:
+        """The group table, unpacked by each call; empty if it is damaged."""
+        return unpack(self.packed_groups)
 
 
 class HostSignals(Message, tag="health.host_signals/1"):
