@@ -56,6 +56,8 @@ class LiveRun:
     step: int = -1
     every: int = 4
     """Steps from one judgement to the next."""
+    lost: set[int] = field(default_factory=set)
+    """Nodes whose summaries do not arrive."""
 
     def __post_init__(self) -> None:
         self.restart_monitor()
@@ -65,7 +67,7 @@ class LiveRun:
         for arrived in messages(steps, generation, self.step + 1):
             self.now_s += 1.0
             self.step += 1
-            self.live.add([(message, self.now_s) for message in arrived])
+            self.live.add([(one, self.now_s) for one in arrived if one.node not in self.lost])
             if self.step % self.every:
                 continue
             if (judged := self.live.judge(self.now_s)) is not None:

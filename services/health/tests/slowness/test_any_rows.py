@@ -138,3 +138,16 @@ def test_a_member_whose_shortest_time_is_lost_now_and_then_makes_no_group_slow()
         return taken(rows, np.flatnonzero((rows.rank != 4) | (chance.random(len(rows.rank)) < 0.8)))
 
     assert {(one.cause, one.ranks) for one in slowness_of(steps.table(spoiled))} == {("data", (4,))}
+
+
+@pytest.mark.parametrize(("tp", "lost"), [(2, 1), (4, 2)])
+def test_a_member_that_never_reports_makes_no_group_slow(tp: int, lost: int) -> None:
+    """Its data come late, so the others of its group wait in their passes."""
+    steps = PlayedSteps(Grid(tp=tp, dp=4), num_steps=43)
+    steps.own_us[:, lost:tp] *= 1.4
+    steps.data_us[:, :lost] += 0.4 * PASSES_US
+
+    def spoiled(rows: Rows) -> Rows:
+        return taken(rows, np.flatnonzero(rows.rank >= lost))
+
+    assert slowness_of(steps.table(spoiled)) == []

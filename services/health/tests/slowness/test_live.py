@@ -18,7 +18,7 @@ from headway.testkit.beats import RUN_ID
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from services.health.tests.slowness.live_run import LiveRun, facts, messages
+from services.health.tests.slowness.live_run import RANKS_PER_NODE, LiveRun, facts, messages
 from services.health.tests.slowness.played_steps import (
     DP_LINE,
     FIRST,
@@ -259,6 +259,32 @@ def test_a_restarted_monitor_neither_repeats_it_nor_misses_its_end() -> None:
     run.restart_monitor()
     run.run(played())
     assert [one.is_open for _, one in run.reported] == [True, False]
+
+
+@pytest.mark.parametrize(("grid", "slow"), [(Grid(pp=4), [1]), (Grid(pp=2, dp=2), [2, 3])])
+def test_a_restarted_monitor_does_not_end_what_only_earlier_steps_show(
+    grid: Grid, slow: list[int]
+) -> None:
+    before, after = played(grid), played(grid, seed=1)
+    before.own_us[SINCE:, slow] *= 1.5
+    after.own_us[:, slow] *= 1.5
+    run = LiveRun(grid).run(before)
+    run.restart_monitor()
+    run.run(after)
+    assert [one.is_open for _, one in run.reported] == [True]
+    assert [one.is_open for one in run.state.open_verdicts()] == [True]
+
+
+def test_a_rank_without_summaries_is_not_called_fast_again() -> None:
+    steps, more = played(), played(seed=1)
+    steps.own_us[SINCE:, 5] *= 1.5
+    run = LiveRun(PP2_DP4).run(steps)
+    run.lost = {5 // RANKS_PER_NODE}
+    run.run(more)
+    assert [one.is_open for _, one in run.reported] == [True]
+    run.lost = set()
+    run.run(played(seed=2))
+    assert run.said()[-1][2] == "rank 5 is as fast as usual again"
 
 
 def test_a_finding_of_its_node_becomes_a_reason_and_makes_it_surer() -> None:

