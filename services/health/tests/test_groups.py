@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import msgspec
+import pytest
 from headway.common.plan.collectives import GroupKind, Op
 from headway.common.wire.messages.group_table import GroupRow, pack
 from headway.common.wire.messages.health import WorkerSignals

@@ -50,6 +50,17 @@ def test_what_is_written_is_read_back_and_the_last_revision_counts(tmp_path: Pat
     assert (tmp_path / "verdicts.jsonl").stat().st_mode & 0o077 == 0
 
 
+def test_an_older_revision_that_is_written_late_reopens_nothing(tmp_path: Path) -> None:
+    file = VerdictFile(tmp_path / "verdicts.jsonl")
+    for one in (verdict(1, 2, False), verdict(1)):
+        file.append(one)
+    file.close()
+    assert verdicts_of(tmp_path, only_open=True) == []
+    state = MonitorState(HealthConfig(), RUN_ID)
+    state.restore(read_verdicts(tmp_path / "verdicts.jsonl"))
+    assert state.open_verdicts() == []
+
+
 @pytest.mark.parametrize("torn", [b'{"t":"health.verdict/2","id":"wor', b"\xff\xfe", b"[]"])
 def test_a_torn_last_line_costs_only_itself(tmp_path: Path, torn: bytes) -> None:
     path = tmp_path / "verdicts.jsonl"

@@ -9,8 +9,9 @@ from typing import Any
 import msgspec
 import pytest
 from headway.common.node.worker_ends import MAX_KEPT, WorkerEnds, read_ends
-from headway.common.wire.messages.health import EndKind, Verdict, VerdictTaken, WorkerEnd
+from headway.common.wire.messages.health import EndKind, VerdictTaken, WorkerEnd
 from headway.health.client import response
+from headway.health.detectors.worker_ends import SEEN_S
 from headway.health.diagnosis.of_verdict import diagnosis_of
 from headway.health.sources.ends import REPEAT_S, EndSource
 from headway.health.state import MonitorState
@@ -82,6 +83,7 @@ def test_an_end_that_no_beat_saw_is_one_verdict_that_closes_with_the_replacement
     assert (opened.kind, opened.cause, opened.rank, opened.node) == (kind, cause, 3, 1)
     assert (opened.pid, opened.generation) == (1003, 0)
     assert opened.unix_s - opened.since_unix_s == pytest.approx(0.25)
+    assert opened.since_error_s == SEEN_S
     assert rows(opened, "last_words")[0].startswith(words)
     assert not played.verdicts[-1].is_open and played.open() == []
     assert rows(played.verdicts[-1], "replaced_by") == ["pid 2003 on node 1 in generation 1"]
@@ -169,6 +171,19 @@ def test_the_same_process_that_raises_again_later_has_another_verdict() -> None:
     note(played, end_of(3, "raised", 1, reason=ERROR))
     played.run()
     assert len(ids(played)) == 2 and len(played.open()) == 1
+
+
+def test_an_end_that_a_beat_lacks_and_a_later_one_repeats_is_no_other_verdict() -> None:
+    played = Played()
+    end = end_of(3, "killed", age_s=0.25)
+    note(played, end)
+    replaced(played, 3)
+    played.run(5.0)
+    played.node_of(3).ends = ()
+    played.run(10.0)
+    note(played, end)
+    played.run(15.0)
+    assert len(ids(played)) == 1 and played.open() == []
 
 
 def test_a_broken_gpu_does_not_have_the_node_of_a_living_process_given_up() -> None:
@@ -271,7 +286,3 @@ def test_the_list_is_bounded_continued_by_a_successor_and_written_again_after_a_
     assert [one.generation for one in read_ends(tmp_path)][-2:] == [MAX_KEPT + 4, 100]
     (tmp_path / "ends.json").write_bytes(b"nonsense")
     assert read_ends(tmp_path) == ()
-
-
-def test_a_verdict_is_of_the_second_version() -> None:
-    assert Verdict.__struct_config__.tag == "health.verdict/2"

@@ -12,6 +12,7 @@ from headway.health.diagnosis.mismatch import find_mismatch
 from headway.health.diagnosis.wait_for import find_holdups
 from headway.health.dumps.recorded_scene import scene_of
 from headway.health.dumps.recorder import Dump, DumpError, read_dump
+from headway.health.dumps.same_names import apart
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -98,8 +99,9 @@ def test_groups_of_one_name_on_different_ranks_are_kept_apart(
         ]
         config = {"1": {"name": "1", "desc": "undefined", "ranks": str(pair)}}
         write(tmp_path, rank, entries[: -1 if is_late else None], pg_config=config)
-    missing = [one for one in named(tmp_path) if one[0] == "missing"]
-    assert missing == ([] if is_whole else [("missing", (1,), 41)])
+    found = find_holdups(scene_of(apart(read(tmp_path))))
+    missing = [(one.ranks, one.group, one.sequence) for one in found if one.kind == "missing"]
+    assert missing == ([] if is_whole else [((1,), "1 of rank 0", 41)])
 
 
 def test_a_device_that_has_not_begun_is_told_from_those_that_wait(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -147,3 +148,28 @@ def test_two_losses_of_a_link_in_five_minutes_cost_the_node(
         (tmp_path / "dmesg_gpu-b05.txt").write_text(lines)
     first = diagnose_folder(tmp_path).found[0]
     assert first.cause == "link_flap" and says in first.do
+
+
+def test_a_watchdogs_line_counts_in_the_group_of_its_own_rank(tmp_path: Path) -> None:
+    """Each pair of ranks calls its group 1; the dump of rank 3 is missing, and its log shows that
+    it has entered what rank 2 waits in."""
+
+    def dump(pair: list[int], last: int) -> str:
+        entries = [
+            {"record_id": n, "pg_id": 1, "process_group": ["1", "undefined"],
+             "collective_seq_id": n, "profiling_name": "nccl:all_reduce", "input_sizes": [[16]],
+             "time_created_ns": 10**18 + n, "state": "completed" if n < last else "scheduled"}
+            for n in range(1, last + 1)
+        ]  # fmt: skip
+        config = {"1": {"name": "1", "desc": "undefined", "ranks": str(pair)}}
+        return json.dumps({"version": "2.10", "entries": entries, "pg_config": config})
+
+    for rank, pair in ((0, [0, 1]), (1, [0, 1]), (2, [2, 3])):
+        (tmp_path / f"rank_{rank}.json").write_text(dump(pair, 5))
+    log = (
+        "[rank3]:[E1118 20:32:23.957372583 ProcessGroupNCCL.cpp:2168] [PG ID 1 PG GUID "
+        "1(undefined) Rank 1]  failure detected by watchdog at work sequence id: 5 PG status: "
+        "last enqueued work: 5, last completed work: 4\n"
+    )
+    sure = [one for one in diagnose(tmp_path, train__log=log).found if one.confidence > 0.5]
+    assert [one.rank for found in sure for one in found.culprits] == []

@@ -98,10 +98,14 @@ def read_verdicts(path: Path) -> list[Verdict]:
 
 
 def newest_revisions(verdicts: list[Verdict]) -> list[Verdict]:
-    """The newest revision of each episode, in the order in which the episodes began."""
+    """The newest revision of each episode, in the order in which the episodes began.
+
+    An older one may stand behind it: one that a full disk did not take at first.
+    """
     newest: dict[str, Verdict] = {}
     for verdict in verdicts:
-        newest[verdict.id] = verdict
+        if verdict.revision >= newest.setdefault(verdict.id, verdict).revision:
+            newest[verdict.id] = verdict
     return list(newest.values())
 
 

@@ -12,7 +12,7 @@ from headway.common.wire.keys import KeyPair
 from headway.common.wire.messages.driver import MonitorBeat
 from headway.common.wire.messages.health import Verdict, VerdictTaken
 from headway.health.announce import FollowedPeer
-from headway.health.journal import VerdictFile, read_verdicts
+from headway.health.journal import VerdictFile, newest_revisions, read_verdicts
 from headway.health.notify.notifier import Notifier
 
 MAX_WAITING = 256
@@ -90,8 +90,8 @@ class Reporter:
         path = run_dir / "verdicts.jsonl"
         self.earlier = read_verdicts(path)
         """The verdicts in the file when the monitor started."""
-        newest = {verdict.id: verdict for verdict in self.earlier}
-        self._unanswered = Unanswered(one for one in newest.values() if one.is_open)
+        newest = newest_revisions(self.earlier)
+        self._unanswered = Unanswered(one for one in newest if one.is_open)
         self._file = VerdictFile(path)
         self._unwritten: dict[str, Verdict] = {}
         """By id, the newest revision for which the disk had no room."""

@@ -49,7 +49,11 @@ class Episodes:
 
     def restore(self, verdicts: Iterable[Verdict]) -> None:
         """Adopt what an earlier monitor of the run wrote, oldest first."""
+        newest: dict[str, int] = {}
         for verdict in verdicts:
+            if verdict.revision < newest.get(verdict.id, 0):
+                continue  # one that a full disk did not take at first
+            newest[verdict.id] = verdict.revision
             stem, _, number = verdict.id.rpartition("#")
             self._numbers[stem] = max(self._numbers.get(stem, 0), int(number))
             if verdict.is_open:

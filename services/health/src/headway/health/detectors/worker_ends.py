@@ -6,11 +6,13 @@ driver has learned of the end before, and its answer is that this generation is 
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Final
 
 import msgspec
+from headway.common.node.worker_ends import MAX_KEPT
 from headway.common.wire.messages.health import (
     AgentBeat,
     EndKind,
@@ -26,6 +28,8 @@ from headway.health.policy import RAISED
 
 SEEN_S: Final = 0.1
 """Executors look at their processes 20 times a second."""
+MAX_TAKEN: Final = 4 * MAX_KEPT
+"""Ends that are remembered of a node; its executor keeps a quarter of it."""
 ALIVE: Final = "alive"
 """The state of a process that has raised an error and joins the next generation."""
 _WHY: Final = {
@@ -58,8 +62,8 @@ class WorkerEnds:
 
     def __init__(self, episodes: Episodes) -> None:
         self._episodes = episodes
-        self._taken: dict[int, frozenset[Identity]] = {}
-        """By node, the ends of its newest beat."""
+        self._taken: dict[int, deque[Identity]] = {}
+        """By node, the newest ends: a beat may lack one that the next one has again."""
         self._restored: set[tuple[str, int]] = set()
         """Problem and generation of what an earlier monitor has reported."""
 
@@ -71,11 +75,11 @@ class WorkerEnds:
 
     def take(self, beat: AgentBeat, before: AgentBeat | None) -> list[Ended]:
         """The ends in a beat that are new and that nobody asked for."""
-        known = self._taken.get(beat.node, frozenset())
-        self._taken[beat.node] = frozenset(map(_identity, beat.ends))
+        known = self._taken.setdefault(beat.node, deque(maxlen=MAX_TAKEN))
         fresh = [end for end in beat.ends if _identity(end) not in known]
         if not fresh:
             return []
+        known.extend(map(_identity, fresh))
         seen = [*(before.workers if before is not None else ()), *beat.workers]
         last = {(one.pid, one.start_ticks): one for one in seen}
         found = [_ended(beat.node, end, last.get((end.pid, end.start_ticks))) for end in fresh]

@@ -8,7 +8,6 @@ from dataclasses import replace
 
 from headway.health.diagnosis.positions import Group, Operation, Pending, Position, Scene
 from headway.health.dumps.recorder import Dump, Entry
-from headway.health.dumps.same_names import apart
 
 _DEFAULT = "default_pg"
 
@@ -19,7 +18,6 @@ def scene_of(dumps: Collection[Dump]) -> Scene:
     A dump tells which of NCCL's operations have finished. Of gloo's it does not: there one that
     every member has entered counts as finished.
     """
-    dumps = apart(dumps)
     groups = _groups(dumps)
     dumps = [replace(dump, entries=tuple(_number(dump, groups))) for dump in dumps]
     lanes = _lanes(dumps)

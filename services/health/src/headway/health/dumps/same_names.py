@@ -8,12 +8,14 @@ have given to theirs.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 
+from headway.health.diagnosis.positions import Group
 from headway.health.dumps.recorder import Dump
 
 Members = tuple[int, ...]
+OF_RANK = " of rank "
 
 
 def apart(dumps: Collection[Dump]) -> list[Dump]:
@@ -27,6 +29,18 @@ def apart(dumps: Collection[Dump]) -> list[Dump]:
     return [_renamed(dump, shared) for dump in dumps] if shared else list(dumps)
 
 
+def own_name(name: str, rank: int, groups: Mapping[str, Group]) -> str:
+    """What a rank's group of a name is called among these."""
+    return next(
+        (
+            group.name
+            for group in groups.values()
+            if group.name.startswith(name + OF_RANK) and rank in group.members
+        ),
+        name,
+    )
+
+
 def _are_disjoint(groups: Collection[Members]) -> bool:
     """Else a group has several forms, as one whose members a recorder wrote in part."""
     return len(frozenset().union(*groups)) == sum(map(len, groups))
@@ -34,7 +48,7 @@ def _are_disjoint(groups: Collection[Members]) -> bool:
 
 def _renamed(dump: Dump, shared: Collection[str]) -> Dump:
     new = {
-        name: f"{name} of rank {min(ranks)}" if name in shared and dump.rank in ranks else name
+        name: f"{name}{OF_RANK}{min(ranks)}" if name in shared and dump.rank in ranks else name
         for name, ranks in dump.members.items()
     }
     entries = tuple(replace(one, group=new.get(one.group, one.group)) for one in dump.entries)

@@ -25,6 +25,7 @@ from headway.health.dumps.ras import RasReport
 from headway.health.dumps.ras_json import read_ras_json
 from headway.health.dumps.ras_text import read_ras_text
 from headway.health.dumps.recorder import Dump, DumpError, read_dump
+from headway.health.dumps.same_names import apart
 from headway.health.dumps.sections import Section, read_sections
 from headway.health.dumps.stacks import ProcessStack, read_stacks
 from headway.health.folder.dump_sets import DumpSet, dump_sets
@@ -144,7 +145,7 @@ def _read_dumps(found: Evidence, paths: dict[str, Path], kinds: dict[str, Recogn
                 dumps[name] = read_dump(path)
                 found.read[name] = "a dump of a flight recorder"
     first, *others = dump_sets(dumps) or [DumpSet((), {})]
-    found.by_rank = {dump.rank: dump for dump in first.dumps.values()}
+    found.by_rank = {dump.rank: dump for dump in apart(first.dumps.values())}
     for name in paths:
         if name not in first.dumps and (name in dumps or any(one.contains(name) for one in others)):
             found.read.pop(name, None)

@@ -6,6 +6,7 @@ from collections.abc import Iterable
 
 from headway.health.diagnosis.positions import Group, Operation, Pending, Position, Scene
 from headway.health.dumps.recorded_scene import scene_of
+from headway.health.dumps.same_names import own_name
 from headway.health.dumps.watchdog import GroupStatus, Timeout
 from headway.health.folder.evidence import Evidence
 
@@ -33,7 +34,7 @@ def _add(
 ) -> None:
     of_rank: dict[int, str] = {}
     for status in statuses:
-        name = _name(status)
+        name = own_name(_name(status), status.rank, groups)
         of_rank[status.rank] = name
         position = positions.setdefault(status.rank, Position(status.rank, runs_ahead=True))
         position.entered[name] = max(position.entered.get(name, 0), status.enqueued)
