@@ -175,7 +175,7 @@ def test_a_program_cannot_print_lines_of_the_kernel(tmp_path: Path) -> None:
         (79, "power-cycle"),
         (45, "the cause is elsewhere"),
         (64, "replacement"),
-        (999, "nothing"),
+        (999, "no action"),
     ],
 )
 def test_an_xid_names_its_gpu_and_is_advised_by_its_number(number: int, said: str) -> None:

@@ -111,7 +111,7 @@ def test_a_beat_that_sees_the_dead_first_and_its_end_later_are_one_verdict() -> 
     (crash,) = played.open()
     assert (crash.cause, crash.rank) == ("out_of_memory", 3)
     assert len(rows(crash, "last_words")) == len(rows(crash, "state")) == 1
-    assert rows(crash, "why") == ["by the kernel, as memory ran out"]
+    assert rows(crash, "why") == ["killed by the kernel: out of memory"]
 
 
 def test_an_end_and_then_the_dead_in_a_beat_are_one_verdict() -> None:
@@ -129,8 +129,8 @@ def test_who_may_have_killed_it_is_said() -> None:
     played.run()
     (crash,) = played.open()
     (sender,) = rows(crash, "sender")
-    assert "neither Headway nor the kernel" in sender
-    assert diagnosis_of(crash).summary == "rank 3 on node 1 has ended: by a signal"
+    assert "not Headway and not the OOM killer" in sender
+    assert diagnosis_of(crash).summary == "rank 3 on node 1 has ended: killed by a signal"
 
 
 def test_the_kernels_line_is_a_row_of_the_end_and_confirms_its_cause() -> None:

@@ -126,9 +126,10 @@ def test_of_two_jobs_in_one_folder_one_is_judged_and_the_other_left_out(tmp_path
     )
     assert not [name for name in done.read if not name.startswith("monday/")]
     assert (
-        done.unread["friday/train.log"] == "of another job or time than monday: judge it by itself"
+        done.unread["friday/train.log"]
+        == "from another job or time than monday; diagnose it separately"
     )
-    assert done.unread["sunday/dumps/rank_1.json"].startswith("of another job")
+    assert done.unread["sunday/dumps/rank_1.json"].startswith("from another job")
 
 
 def test_dumps_of_two_jobs_beside_each_other_are_not_mixed(tmp_path: Path) -> None:
@@ -138,7 +139,7 @@ def test_dumps_of_two_jobs_beside_each_other_are_not_mixed(tmp_path: Path) -> No
                 shutil.copy(dump, tmp_path / dump.name)
     done = diagnose_folder(tmp_path)
     assert [one.rank for one in done.found[0].culprits] == [0], "the newer one's"
-    assert sum(reason.startswith("of another job") for reason in done.unread.values()) == 8
+    assert sum(reason.startswith("from another job") for reason in done.unread.values()) == 8
 
 
 @pytest.mark.parametrize("has_older", [False, True])

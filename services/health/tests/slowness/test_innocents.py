@@ -152,7 +152,9 @@ def test_a_stage_with_more_work_is_a_note_about_the_program_that_blames_no_rank(
     steps.own_us[:, stage * dp : (stage + 1) * dp] *= 1.25
     [found] = judge_steps(steps.table())
     assert (found.cause, found.culprits, found.where) == ("stage_imbalance", (), f"stage {stage}")
-    assert found.summary.startswith(f"stage {stage} has more to do than the other stages: 1.2")
+    assert found.summary.startswith(
+        f"stage {stage} has more work than the other stages: its passes take 1.2"
+    )
     assert found.do.startswith(f"give stage {stage} fewer layers")
 
 

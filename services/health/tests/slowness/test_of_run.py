@@ -108,7 +108,7 @@ def test_what_slowed_a_running_run_and_is_over_is_past(tmp_path: Path) -> None:
     done = diagnose_run(tmp_path, tmp_path, GRID)
     assert [one.until_step for one in done.found] == [49]
     assert done.is_past
-    assert done.lines[0] == "nothing is wrong now; what is over:"
+    assert done.lines[0] == "nothing is wrong now; already over:"
 
 
 @pytest.mark.parametrize("grid", [GRID, None])

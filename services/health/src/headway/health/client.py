@@ -92,7 +92,7 @@ class Diagnosed:
     lines: tuple[str, ...]
     """For people."""
     is_wrong: bool
-    """Whether anything is wrong now: of a run, whether its monitor holds anything against somebody.
+    """Whether anything is wrong now: of a run, whether its monitor has an open verdict.
     Slow steps that only a diagnosis shows are no more than a hint."""
     read: dict[str, str]
     """File -> what it was read as."""
@@ -155,7 +155,7 @@ def diagnose_run(
     elif not found:
         lines = ("nothing is wrong now",)
     elif is_past:
-        when = "before the run ended" if is_over else "what is over"
+        when = "before the run ended" if is_over else "already over"
         lines = (f"nothing is wrong now; {when}:", *lines_of(found))
     else:
         lines = tuple(lines_of(found, time.time()))

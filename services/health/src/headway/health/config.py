@@ -93,8 +93,8 @@ class HealthConfig:
 
     slow_factor: float = 1.15
     """A rank is named as slow while the run trains if a step takes it this many times as long as
-    others of the same work, and half as much again as what passes by itself on the machines at
-    hand. Healthy ranks of a quiet machine differ by 1 to 2 %; what is slower by less is found by
+    others of the same work, and the excess is 1.5 times that of the short slowdowns seen in this
+    run. Healthy ranks of a quiet machine differ by 1 to 2 %; what is slower by less is found by
     ``headway diagnose``."""
 
     slow_floor_s: float = 0.01

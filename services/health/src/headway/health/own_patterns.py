@@ -56,5 +56,5 @@ class OwnPattern:
                 f"{LIMIT_S:g} s of processor time on a line of {len(line)} characters; write it "
                 "without nested repetition"
             )
-            _log.error("an own rule is turned off", reason=self.refused)
+            _log.error("custom rule disabled", reason=self.refused)
             return None

@@ -37,13 +37,13 @@ ADVICE: dict[str, Advice] = {
     ),
     "silence": Advice(
         "kill_worker",
-        "look at the place where it stands; it is ended, and a standby takes its place",
+        "check the code where it hangs; it is killed, and a standby takes over",
         0.8,
         (("it waits for something that no table shows", 0.2),),
     ),
     "unexplained_hang": Advice(
         "restart_ranks",
-        "all ranks start again together where they are, and nobody is blamed; "
+        "all ranks restart in place, and none is replaced; "
         "the flight records of the run show where each of them stood",
         0.5,
     ),
@@ -51,7 +51,7 @@ ADVICE: dict[str, Advice] = {
         "replace_node",
         "look at its power and network; a spare takes over unless its executor still answers",
         0.7,
-        (("only its agent, or the way to the monitor, fails", 0.3),),
+        (("only its agent or its connection to the monitor has failed", 0.3),),
     ),
     "fabric_cut": Advice(
         "replace_node",
@@ -62,12 +62,13 @@ ADVICE: dict[str, Advice] = {
     "fabric_split": Advice(
         "observe",
         "nodes {pairs} do not reach each other in the ranks' network (launch.fabric), and no node "
-        "belongs to all of these pairs: no spare helps; check its switches and firewalls",
+        "belongs to all of these pairs: replacing a node does not help; check its switches and "
+        "firewalls",
         0.9,
     ),
     "data_stall": Advice(
         "restart_service",
-        "look at the disk that it reads; the {name} is started again, and no rank is replaced",
+        "check the disk it reads from; the {name} is restarted, and no rank is replaced",
         0.9,
     ),
     "slow_rank": Advice(
@@ -83,7 +84,7 @@ ADVICE: dict[str, Advice] = {
     "common_fault": Advice(
         "observe",
         "look at what these nodes share, such as a switch, a file server or power: none of them is "
-        "at fault by itself, and no spare helps",
+        "at fault by itself, and replacing a node does not help",
         0.6,
         (("several nodes have failed by themselves", 0.2),),
     ),

@@ -165,7 +165,7 @@ class Reporter:
                 _log.error("verdict not written", id=verdict.id, reason=error.strerror)
             return False
         if was_unwritten:
-            _log.info("verdict is written after all", id=verdict.id)
+            _log.info("delayed verdict written", id=verdict.id)
         return True
 
 

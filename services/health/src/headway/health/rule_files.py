@@ -83,7 +83,11 @@ def rules_of(files: Sequence[str]) -> tuple[RuleBook, str]:
     try:
         return with_own([Path(name) for name in files]), ""
     except ConfigError as error:
-        _log.error("own rules are not used", reason=error.message, remedy=error.remedy)
+        _log.error(
+            "custom rules rejected, using the built-in ones",
+            reason=error.message,
+            remedy=error.remedy,
+        )
         return shipped(), f"{error.message}; {error.remedy}"
 
 

@@ -41,7 +41,7 @@ def xid_rules(text: str) -> list[Rule]:
     unknown = _Xid(title="not in the catalogue", advice="nobody")
     advice = msgspec.structs.replace(
         file.advice["nobody"],
-        remedy="look it up in NVIDIA's Xid catalogue; by itself it calls for nothing",
+        remedy="look it up in NVIDIA's Xid catalogue; no action is needed for it alone",
         severity="warning",
         times=1,
     )

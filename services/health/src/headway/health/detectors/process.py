@@ -71,7 +71,7 @@ def close_replaced(episodes: Episodes, node: int, worker: WorkerSignals) -> list
 def _last_words(worker: WorkerSignals) -> tuple[Evidence, ...]:
     action = fact("flight", "last_action", describe_action(worker))
     if worker.exit_code is None:
-        return fact("proc", "last_words", "none: killed from outside"), action
+        return fact("proc", "last_words", "none: the process left no message"), action
     code = fact("proc", "exit_code", str(worker.exit_code))
     return code, fact("proc", "last_words", worker.reason), action
 

@@ -35,6 +35,7 @@ ABSENT = ("unreported", "ended")
 """Kinds that do not make it doubtful that another rank is at fault."""
 MAX_STACKS = 4
 """Different stacks shown in one verdict."""
+_ALONE = "it is the only rank that waits for no other"
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +78,9 @@ def find_hang(views: Collection[RankView], config: HealthConfig) -> Hang | None:
         return Hang((), silence_s, str(mismatch), "collective_mismatch")
     holdups = find_holdups(scene)
     if len(heard) == len(views) == 1 and scene.positions[heard[0].signals.rank].is_working:
-        found = Hang((heard[0],), silence_s, "it alone waits for nobody", "host_stall")
+        found = Hang(
+            (heard[0],), silence_s, "it is the only rank that waits for no other", "host_stall"
+        )
         return _confirmed(found, config)
     ranks = _named(holdups)
     if ranks:
@@ -104,7 +107,7 @@ def _named(holdups: Collection[Holdup]) -> frozenset[int]:
 
 def _what(holdup: Holdup) -> str:
     if holdup.group == ANYTHING:
-        return "it alone waits for nobody"
+        return _ALONE
     if holdup.kind == "device":
         return f"its device has not begun operation {holdup.sequence} of the {holdup.group}"
     return f"it never began operation {holdup.sequence} of the {holdup.group}"

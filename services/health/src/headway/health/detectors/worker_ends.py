@@ -33,15 +33,14 @@ MAX_TAKEN: Final = 4 * MAX_KEPT
 ALIVE: Final = "alive"
 """The state of a process that has raised an error and joins the next generation."""
 _WHY: Final = {
-    "killed": "by a signal",
-    "out_of_memory": "by the kernel, as memory ran out",
-    "stopped": "by a signal, and then ended by its executor, since it held up all others",
+    "killed": "killed by a signal",
+    "out_of_memory": "killed by the kernel: out of memory",
+    "stopped": "by a signal; its executor then killed it because it blocked all other ranks",
 }
 _SENDER: Final = {
-    "killed": "neither Headway nor the kernel's memory killer of its control group: a person or a "
-    "program of this node, as the same user or as root, or the process itself (a native crash)",
-    "stopped": "a person or a program of this node, as the same user or as root; Headway stops "
-    "nobody",
+    "killed": "not Headway and not the OOM killer of its control group: a user or program on this "
+    "node (same user or root), or the process itself (a native crash)",
+    "stopped": "a user or program on this node (same user or root); Headway never sends SIGSTOP",
 }
 """Who can have sent the signal."""
 Identity = tuple[int, int, int, EndKind]
@@ -150,7 +149,7 @@ def _rows(ended: Ended) -> tuple[Evidence, ...]:
     if end.how in ("exited", "raised"):
         rows.append(fact("proc", "last_words", end.reason, ago_s))
     else:
-        rows.append(fact("proc", "last_words", "none: killed from outside", ago_s))
+        rows.append(fact("proc", "last_words", "none: the process left no message", ago_s))
     if ended.worker.head:
         rows.append(fact("flight", "last_action", describe_action(ended.worker), ago_s))
     return tuple(rows)

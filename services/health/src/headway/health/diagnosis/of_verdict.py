@@ -11,12 +11,13 @@ _HANGS: frozenset[VerdictKind] = frozenset(
 )
 _WHAT: dict[VerdictKind, str] = {
     "silence": "holds up the run", "stopped": "was stopped", "crash": "has ended",
-    "unexplained_hang": "no rank moves, and none can be blamed for certain",
+    "unexplained_hang": "no rank makes progress, and no single cause is certain",
     "data_stall": "gets no data", "node_silent": "does not report", "slow_rank": "is slow",
     "link_flapping": "repeatedly loses its link",
-    "fabric_cut": "reaches nobody", "fabric_split": "some nodes do not reach each other",
+    "fabric_cut": "cannot reach any other node",
+    "fabric_split": "some nodes cannot reach each other",
 }  # fmt: skip
-"""What is said of a subject; of other kinds their name is."""
+"""The predicate of each kind; other kinds use their name."""
 _SAID: frozenset[VerdictKind] = frozenset(
     {
         "slow_rank",

@@ -1,4 +1,4 @@
-"""A diagnosis as text for a person at night."""
+"""A diagnosis as text for the person on call."""
 
 from __future__ import annotations
 

@@ -192,7 +192,10 @@ def _advice(scope: Scope, surest: float) -> Advice:
     if scope.is_peer:
         remedy = f"look at {scope.name}: the others have the same trouble with it, and not at home"
     else:
-        remedy = f"check {scope.name}: no node below it is at fault by itself, and no spare helps"
+        remedy = (
+            f"check {scope.name}: no node below it is at fault by itself, and replacing a node "
+            "does not help"
+        )
     return replace(plain, remedy=remedy, confidence=certain)
 
 

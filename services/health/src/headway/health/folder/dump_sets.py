@@ -30,7 +30,7 @@ class DumpSet:
     def reason(self) -> str:
         """Why files of other sets are left out."""
         chosen = ", ".join(self.where[:2]) or next(iter(self.dumps), "")
-        return f"of another job or time than {chosen}: judge it by itself"
+        return f"from another job or time than {chosen}; diagnose it separately"
 
     def contains(self, name: str) -> bool:
         """Whether a file lies in a folder that only this set has."""

@@ -2,7 +2,7 @@
 
 The newest steps are judged by the same rule as stored ones. Of what that finds, only that is named
 which stays with a rank, a tensor-parallel group or a stage, and is so large, so long and so far
-above what passes by itself that chance is ruled out. It is over once the rule does not find it.
+above short slowdowns that chance is ruled out. It is over once the rule does not find it.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ LEAST_STEPS: Final = 16
 LEAST_S: Final = 2.0
 """It lasts at least so long: what a busy machine does to short steps lasts less."""
 ABOVE: Final = 1.5
-"""How many times as large it is as what passes by itself."""
+"""How many times as large it is as short slowdowns."""
 
 
 @dataclass(frozen=True, slots=True)

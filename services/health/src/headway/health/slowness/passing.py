@@ -1,4 +1,4 @@
-"""How much slower ranks are now and then without anything being wrong: what passes by itself.
+"""Short slowdowns: how much slower ranks are now and then although nothing is wrong.
 
 On a busy machine one rank after the other is slow for some steps. What lasts differs from that only
 by being larger, so the largest excess over a few steps that came and went is kept, by what it was
@@ -31,12 +31,12 @@ LAG = 16
 """Steps after which it has turned out whether it lasts."""
 NUM_BLOCKS = 128
 ENOUGH = 8
-"""Blocks after which it is known what passes by itself on these machines."""
+"""Blocks after which the short slowdowns of these machines are known."""
 MANY = 3
 """Replicas."""
 UNKNOWN = 0.3
-"""What is taken to pass by itself before the first block, and less with each: as on two cores with
-23 processes that wanted to run."""
+"""What is taken for a short slowdown before the first block, and less with each: as on two cores
+with 23 processes that wanted to run."""
 
 
 @dataclass(slots=True)
@@ -48,7 +48,7 @@ class PassingExcess:
     _num_blocks: int = 0
 
     def largest(self, one: Slowness, grid: Grid) -> float:
-        """What has passed by itself of the same, as a share of the time of the passes."""
+        """The largest short slowdown of the same cause, as a share of the time of the passes."""
         cause, is_of_stage = _measure(one, grid)
         # what ranks do by themselves moves their stages as well
         known = [self._blocks.get((cause, kind), ()) for kind in {False, is_of_stage}]

@@ -15,22 +15,24 @@ _WHAT: Mapping[Cause, str] = {
     "garbage_collection": "collects garbage: {share} of the time of the passes in each step",
     "checkpoint_write": "waits for its snapshots: {share} of the time of the passes in each step",
     "host_stall": "enters collectives late: {share} of the time of the passes in each step",
-    "network": "is slow in the network: transfers cost {share} of the time of the passes",
+    "network": "has a slow network: transfers add {share} of the time of the passes",
 }
 _OF_NO_RANK: Mapping[Cause, str] = {
-    "stage_imbalance": "{place} has more to do than the other stages: {times} their passes",
+    "stage_imbalance": "{place} has more work than the other stages: its passes take {times} as "
+    "long",
     "data": "ranks wait for data: {share} of the time of the passes in each step",
-    "garbage_collection": "collections of garbage stop one rank after the other: {share} of the "
-    "time of the passes",
+    "garbage_collection": "garbage collections pause one rank after another: {share} of the time "
+    "of the passes",
     "checkpoint_write": "ranks wait for snapshots: {share} of the time of the passes",
     "sequence_imbalance": "replicas have unequal sequences: {share} of the time of the passes is "
     "lost to the longest",
     "host_noise": "short stalls move between ranks: {share} of the time of the passes is lost",
-    "launch_skew": "steps grow although the passes do not: {share} of the time of the passes more",
+    "launch_skew": "steps take longer although the passes do not: by {share} of the time of the "
+    "passes",
 }
 _DO: Mapping[Cause, str] = {
-    "compute": "see what else runs on {nodes}, its clocks and temperatures; `headway drain` it if "
-    "this lasts",
+    "compute": "check what else runs on {nodes}, and the clocks and temperatures there; `headway "
+    "drain` if this persists",
     "data": "look at the storage that {nodes} reads, and at its data service",
     "garbage_collection": "collect on all ranks in the same step, or find what fills the memory",
     "checkpoint_write": "compare the memory and disk of {nodes}; save less often",
@@ -47,10 +49,12 @@ _DO: Mapping[Cause, str] = {
 
 def diagnosis(one: Slowness, table: StepTable) -> Diagnosis:
     """The finding as a person and a program can act on it."""
+    # a stage is held against its own other steps
+    has_peers = table.grid.dp > 1 and len(one.ranks) <= table.grid.tp
     node_of = table.nodes_of(one.ranks, one.until).tolist()
     nodes = sorted(set(node_of) - {-1})
     names = {"share": f"{one.excess:.0%}", "times": f"{1 + one.excess:.2f}x",
-             "than": "its peers" if table.grid.dp > 1 else "before",
+             "than": "its peers" if has_peers else "usual",
              "nodes": _nodes(nodes), "place": one.place}  # fmt: skip
     rest = 1 - one.certainty
     return Diagnosis(
@@ -83,16 +87,19 @@ def _who(one: Slowness) -> str:
 
 
 def _when(one: Slowness, table: StepTable) -> str:
-    begin = f"since step {one.since}" if one.since is not None else (
-        f"in all steps from {table.steps[0]} on"
-    )  # fmt: skip
-    return begin if one.until is None else f"{begin} and until step {one.until}"
+    first = (
+        f"step {one.since}" if one.since is not None else f"the first known step, {table.steps[0]},"
+    )
+    return (
+        f"since {first.rstrip(',')}" if one.until is None else f"from {first} to step {one.until}"
+    )
 
 
 def _nodes(nodes: list[int]) -> str:
     if not nodes:
         return "the nodes"
-    return f"node {', '.join(map(str, nodes[:4]))}" + (" and others" if len(nodes) > 4 else "")
+    numbers = ", ".join(map(str, nodes[:4])) + (" and others" if len(nodes) > 4 else "")
+    return f"node{'s' if len(nodes) > 1 else ''} {numbers}"
 
 
 def _num_known(table: StepTable) -> int:

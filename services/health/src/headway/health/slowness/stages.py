@@ -97,7 +97,7 @@ def _of_stage(table: StepTable, stage: int, spans: Spans, level: float) -> Slown
         is_one_of=table.grid.dp == 1 and len(ranks) > 1,
         place=f"stage {stage}" if len(ranks) > 1 else "",
         why=(f"against other stages its passes take {1 + level:.2f}x what they took {usual_at}",
-             f"raised in {spans.num_windows[stage]} of 5 parts of {end - start} steps"),
+             f"slower in {spans.num_windows[stage]} of 5 windows over {end - start} steps"),
         alternatives=(("more work on this stage since then", 0.7), ("chance", 0.3)),
     )  # fmt: skip
 

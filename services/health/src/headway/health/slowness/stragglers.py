@@ -72,8 +72,8 @@ def _straggler(
     total = excess + sum(share for _, share in also)
     why = [f"its {WORDS[part]} take{'s' if part != 'own' else ''} {_times(part, excess)}"]
     why += [f"{words}: {share:.0%}" for words, share in also]
-    why.append(f"raised in {one.num_windows[column]} of 5 parts of {end - start} steps, "
-               f"{one.deviations[column]:.0f} standard deviations")  # fmt: skip
+    why.append(f"slower in {one.num_windows[column]} of 5 windows over {end - start} steps, "
+               f"by {one.deviations[column]:.0f} standard deviations")  # fmt: skip
     return Slowness(
         CAUSES[part],
         ranks,
