@@ -74,11 +74,14 @@ def test_a_rank_that_ends_unasked_is_one_verdict_and_its_peer_lives(
     after = look.healthy(run, before.step + 4)
 
     def new() -> list[Verdict]:
-        return [one for one in verdicts(run) if one.id not in known]
+        """On a busy machine a rank may be slow as well."""
+        found = [one for one in verdicts(run) if one.kind != "slow_rank"]
+        return [one for one in found if one.id not in known]
 
     assert wait_until(
         lambda: bool(new()) and not any(one.is_open for one in new()), LIMIT_S, every_s=0.1
     ), new()
+    look.healthy(run, after.step + 8)
     (verdict,) = new()
     assert (verdict.kind, verdict.cause, verdict.rank, verdict.node) == (kind, cause, RANK, 0)
     assert verdict.pid == pids(before)[RANK] and verdict.generation == before.generation
@@ -91,4 +94,5 @@ def test_a_rank_that_ends_unasked_is_one_verdict_and_its_peer_lives(
     answers = ("none", "observe", *(["replaced worker"] if is_replaced else []))
     assert not verdict.taken or verdict.taken.startswith(answers), verdict.taken
     (lost,) = query(run, "SELECT COUNT(*) FROM events WHERE name = 'worker_lost'")[0]
-    assert lost == len([one for one in verdicts(run) if one.cause != "program_error"])
+    crashes = [one for one in verdicts(run) if one.kind in ("crash", "stopped")]
+    assert lost == len([one for one in crashes if one.cause != "program_error"])

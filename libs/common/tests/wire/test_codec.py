@@ -25,6 +25,10 @@ class Place(Message, tag="test.place/1"):
     note: str | None = None
 
 
+class Area(Message, tag="test.area/1"):
+    node: int
+
+
 PLACE = Place(node=3, labels={"a": "ü"}, steps=(1, 2), raw=b"\0\xff", spans={7: 0.5}, note="x")
 ACCEPTED = by_tag([Place])
 
@@ -49,9 +53,10 @@ def test_bytes_are_plain_messagepack_that_others_read() -> None:
     assert msgpack.unpackb(codec.encode_frame("req", 5, body)) == [2, "req", 5, body]
 
 
-def test_bytes_of_another_packer_decode() -> None:
+@pytest.mark.parametrize("types", [[Place], [Place, Area]], ids=["one type", "two types"])
+def test_bytes_of_another_packer_decode(types: list[type[Message]]) -> None:
     body = msgpack.packb({"node": 3, "t": "test.place/1", "steps": [1, 2]})
-    assert codec.decode(body, ACCEPTED) == Place(node=3, steps=(1, 2))
+    assert codec.decode(body, by_tag(types)) == Place(node=3, steps=(1, 2))
 
 
 def test_unknown_fields_are_skipped_and_absent_ones_take_their_defaults() -> None:
@@ -69,9 +74,12 @@ def test_unknown_fields_are_skipped_and_absent_ones_take_their_defaults() -> Non
         ({"t": 1, "node": 1}, "tag"),
     ],
 )
-def test_a_wrong_message_is_refused_by_name(fields: dict[str, object], culprit: str) -> None:
+@pytest.mark.parametrize("types", [[Place], [Place, Area]], ids=["one type", "two types"])
+def test_a_wrong_message_is_refused_by_name(
+    fields: dict[str, object], culprit: str, types: list[type[Message]]
+) -> None:
     with pytest.raises(WireError, match=culprit) as caught:
-        codec.decode(msgpack.packb(fields), ACCEPTED)
+        codec.decode(msgpack.packb(fields), by_tag(types))
     assert caught.value.remedy
 
 

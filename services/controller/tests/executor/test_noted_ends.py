@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from headway.common.node.process import ProcessId
 from headway.common.wire.messages.executor import LeftGeneration, WorkerBeat
 from headway.controller.executor import node_events as on
@@ -43,6 +44,30 @@ def test_every_end_of_a_rank_is_noted_once_and_before_it_is_caused() -> None:
     assert {end.generation for end in ends} == {4}
     kinds = [type(action) for action in done]
     assert kinds.index(on.Kill) > max(i for i, kind in enumerate(kinds) if kind is on.NoteEnd)
+
+
+@pytest.mark.parametrize(
+    ("said", "how"),
+    [(on.Exit(), "killed"), (on.Exit("out of memory", is_out_of_memory=True), "out_of_memory")],
+)
+def test_a_process_without_last_words_was_killed_and_the_kernels_count_shows_by_whom(
+    said: on.Exit, how: str
+) -> None:
+    node = LoneNode()
+    node.run(START_S)
+    beat = next(one.beat for one in node.guardian.workers.members.values())
+    holder = WorkerBeat(
+        worker=beat.worker, pid=beat.pid, start_ticks=beat.start_ticks, status="running",
+        generation=4, rank=0,
+    )  # fmt: skip
+    node.handle(on.WorkerReported(holder))
+    states = dict.fromkeys(node.guardian.watched(), "S")
+    before = len(node.actions)
+    node.handle(
+        on.Looked(states | {ProcessId(beat.pid, beat.start_ticks): "Z"}, {beat.worker: said})
+    )
+    ends = [action.end for _, action in node.actions[before:] if isinstance(action, on.NoteEnd)]
+    assert [(end.rank, end.how, end.exit_code) for end in ends] == [(0, how, None)]
 
 
 def test_an_end_that_was_ordered_is_noted_as_that_and_a_standby_is_not_noted() -> None:

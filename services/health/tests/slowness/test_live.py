@@ -333,23 +333,28 @@ def test_lost_late_and_doubled_summaries_of_a_healthy_run_accuse_nobody(
 @given(
     grid=st.sampled_from((Grid(), Grid(dp=2), Grid(tp=2, pp=2), None)),
     rows=st.lists(
-        st.tuples(*[st.integers(-3, 40) | st.integers(-(2**63), 2**64 - 1)] * 12), max_size=60
+        st.tuples(*[st.integers(-3, 40) | st.integers(-(2**63), 2**64 - 1)] * 12),
+        min_size=25, max_size=60,
     ),
+    generations=st.booleans(),
     line=st.integers(-2, 2**40),
     wait_us=st.integers(-(2**63), 2**64 - 1),
-)
+)  # fmt: skip
 def test_summaries_of_any_content_fail_nothing(
-    grid: Grid | None, rows: list[tuple[int, ...]], line: int, wait_us: int
+    grid: Grid | None, rows: list[tuple[int, ...]], generations: bool, line: int, wait_us: int
 ) -> None:
     live, state = LiveSlowness(grid, HealthConfig()), MonitorState(HealthConfig(), RUN_ID)
-    group = GroupSum(line, 0, 1, wait_us, 0, 0, 0)
+    group, num_judged = GroupSum(line, 0, 1, wait_us, 0, 0, 0), 0
     for number, row in enumerate(rows):
         step = StepSum(*row, (group,))
+        if not generations:  # one of any content begins an empty table
+            step = step._replace(generation=0)
         message = StepSummary(
             run_id=RUN_ID, node=0, pid=1, boot_id="b", sequence=number, num_dropped=0,
             steps=(step, step._replace(step=number, rank=0)),
         )  # fmt: skip
         live.add([(message, float(number))])
-        judged = live.judge(float(number)) if number % 20 == 19 else None
-        if judged is not None:
+        if (judged := live.judge(float(number))) is not None:
+            num_judged += 1
             state.on_judged(judged, float(number))
+    assert num_judged or generations or max(row[2] for row in rows) > len(rows)
