@@ -340,7 +340,8 @@ class SlowJournal:
                 for ask in asks:
                     asked.append(pool.submit(door.ask, **ask))
                     wait_until(lambda: len(door.gate._pending) == len(asked), what="the request")
-                wait_until(lambda: self.num_begun == 1, what="a write")
+                    # before the next one asks, which would else be part of the same write
+                    wait_until(lambda: self.num_begun == 1, what="a write")
                 yield asked
             finally:
                 self._may_end.set()
