@@ -30,8 +30,8 @@ from headway.common.plan.collectives import Op, memberships
 from headway.common.plan.grid import Grid
 from headway.common.wire import codec
 from headway.common.wire.client import Client
+from headway.common.wire.group_table import GroupRow, pack
 from headway.common.wire.keys import KeyPair
-from headway.common.wire.messages.group_table import GroupRow, pack
 from headway.common.wire.messages.health import AgentBeat
 from headway.common.wire.messages.service import Describe, Description
 from headway.common.wire.messages.summaries import GroupSum, StepSum, StepSummary

@@ -14,7 +14,7 @@ from itertools import pairwise
 
 from headway.common.plan.collectives import GroupKind
 from headway.common.plan.schedule import Kind
-from headway.common.wire.messages.group_table import GroupRow, pack
+from headway.common.wire.group_table import GroupRow, pack
 from headway.common.wire.messages.health import DevicePlace, WorkerSignals
 from headway.health.config import HealthConfig
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 import pytest
 from headway.common.plan.collectives import GroupKind, Op
-from headway.common.wire.messages.group_table import GroupRow, pack
+from headway.common.wire.group_table import GroupRow, pack
 from headway.common.wire.messages.health import AgentBeat, Verdict
 from headway.health.config import HealthConfig
 from headway.health.diagnosis.of_verdict import diagnosis_of

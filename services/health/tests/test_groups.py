@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 import pytest
 from headway.common.plan.collectives import GroupKind, Op
-from headway.common.wire.messages.group_table import GroupRow, pack
+from headway.common.wire.group_table import GroupRow, pack, unpack
 from headway.common.wire.messages.health import WorkerSignals
 from headway.health.detectors.groups import MAX_ROWS, evidence_of_groups, unfinished
 from headway.health.detectors.rank_view import RankView
@@ -114,4 +114,4 @@ def test_seven_groups_of_a_rank_take_fewer_than_28_bytes_each() -> None:
 @pytest.mark.parametrize("packed", [b"", b"\xff", b"\x91\x93\x01\x02\x03", pack([])[:0], b"\x81"])
 def test_a_damaged_table_is_an_empty_one(packed: bytes) -> None:
     signals = msgspec.structs.replace(view(0).signals, packed_groups=packed)
-    assert signals.groups == ()
+    assert unpack(signals.packed_groups) == ()

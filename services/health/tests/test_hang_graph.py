@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 from headway.common.plan.collectives import GroupKind, Op
 from headway.common.plan.schedule.actions import Kind
-from headway.common.wire.messages.group_table import GroupRow, pack
+from headway.common.wire.group_table import GroupRow, pack
 from headway.common.wire.messages.health import DevicePlace, WorkerSignals
 from headway.health.config import HealthConfig
 from headway.health.detectors.rank_view import RankView

@@ -340,8 +340,7 @@ class SlowJournal:
                 for ask in asks:
                     asked.append(pool.submit(door.ask, **ask))
                     wait_until(lambda: len(door.gate._pending) == len(asked), what="the request")
-                    # before the next one asks, which would else be part of the same write
-                    wait_until(lambda: self.num_begun == 1, what="a write")
+                    wait_until(lambda: self.num_begun == 1, what="a write without the next one")
                 yield asked
             finally:
                 self._may_end.set()

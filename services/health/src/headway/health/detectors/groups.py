@@ -6,7 +6,7 @@ from collections.abc import Collection
 from dataclasses import dataclass
 
 from headway.common.plan.collectives import GroupKind, Op, kind_of
-from headway.common.wire.messages.group_table import GroupRow
+from headway.common.wire.group_table import GroupRow, unpack
 from headway.common.wire.messages.health import Evidence
 from headway.health.detectors.episodes import fact
 from headway.health.detectors.rank_view import RankView
@@ -58,7 +58,7 @@ def unfinished(views: Collection[RankView]) -> list[Unfinished]:
     """
     groups: dict[tuple[int, int], dict[int, GroupRow]] = {}
     for view in views:
-        for row in view.signals.groups:
+        for row in unpack(view.signals.packed_groups):
             if 2 * GroupKind.TP <= row.line < 2 * NUM_KINDS:
                 # both ends of messages are one group
                 line = row.line if row.line < 2 * GroupKind.FORWARD else row.line & ~1

@@ -9,7 +9,7 @@ from functools import lru_cache
 
 from headway.common.plan.collectives import NUM_LINES, GroupKind, Op, kind_of
 from headway.common.plan.schedule.actions import Kind
-from headway.common.wire.messages.group_table import GroupRow
+from headway.common.wire.group_table import GroupRow, unpack
 from headway.health.config import HealthConfig
 from headway.health.detectors.rank_view import RankView
 from headway.health.diagnosis.positions import Group, Operation, Pending, Position, Scene
@@ -101,7 +101,7 @@ def _arrived(scene: Scene, group: Group) -> None:
 
 
 def _rows(view: RankView) -> Iterator[tuple[str, GroupRow]]:
-    for row in view.signals.groups:
+    for row in unpack(view.signals.packed_groups):
         if row.line in _KINDS:
             yield _name(_KINDS[row.line], row.number), row
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from headway.common.node.flight import FlightHeader, FlightReader
 from headway.common.node.flight_record import BROKEN, ON_DEVICE, Record, plain
 from headway.common.plan.schedule.actions import Kind
-from headway.common.wire.messages.group_table import GroupRow, pack
+from headway.common.wire.group_table import GroupRow, pack
 from headway.common.wire.messages.health import (
     DevicePlace,
     RankPhase,

@@ -11,6 +11,7 @@ import numpy.typing as npt
 from headway.common.node.flight import FlightReader
 from headway.common.node.flight_record import BROKEN, awaits_device
 from headway.common.plan.schedule.actions import Kind
+from headway.common.wire.group_table import unpack
 from headway.common.wire.messages.health import WorkerSignals
 from headway.common.wire.messages.summaries import StepSum
 from headway.health.sources.open_files import OpenFiles
@@ -73,7 +74,7 @@ class StepSource:
             self._seen[worker.rank] = int(known["sequence"][-1])
         if skips:
             return [], len(known) < len(steps)
-        numbers = {row.line: row.number for row in worker.groups}
+        numbers = {row.line: row.number for row in unpack(worker.packed_groups)}
         sums = sums_of(worker.rank, records, known, numbers, worker.generation)
         return sums, len(known) < len(steps)
 

@@ -10,7 +10,6 @@ from typing import Literal, NamedTuple
 import msgspec
 from headway.common.wire.about import PartOf, note
 from headway.common.wire.message import Message
-from headway.common.wire.messages.group_table import GroupRow, unpack
 
 RankPhase = Literal["step", "join", "restore", "eval", "sample"]
 DataWait = Literal["daemon", "readers", "ready", ""]
@@ -127,17 +126,12 @@ class WorkerSignals(Message, tag="health.worker_signals/1"):
     step_age_s: float = -1.0
     """How long the step under way has lasted, -1 outside of one."""
     packed_groups: bytes = b""
-    """Its group table, by ``group_table.pack``: of most beats nobody reads it."""
+    """Its group table, by ``headway.common.wire.group_table``: of most beats nobody reads it."""
     device: DevicePlace | None = None
     """None on a CPU."""
     place: str = ""
     """Where its main thread is in the program, innermost call first, while a rank of its node may
     hang: ``shards.py:88 read < loader.py:121 load``; empty until it has answered."""
-
-    @property
-    def groups(self) -> tuple[GroupRow, ...]:
-        """The group table, unpacked by each call; empty if it is damaged."""
-        return unpack(self.packed_groups)
 
 
 class HostSignals(Message, tag="health.host_signals/1"):
