@@ -23,7 +23,7 @@ def messages(steps: PlayedSteps, generation: int, offset: int) -> Iterator[list[
     """Of each step a message per node; ``offset`` steps were made before."""
     rows = steps.rows()
     groups: list[list[GroupSum]] = [[] for _ in rows.rank]
-    for owner, line, wait_us in zip(rows.owner, rows.line, rows.groups["wait_us"], strict=True):
+    for owner, line, wait_us in zip(rows.owner, rows.line, rows.wait_us, strict=True):
         groups[owner].append(GroupSum(int(line), 0, 1, int(wait_us), 0, 0, 0))
     sums = [
         StepSum(

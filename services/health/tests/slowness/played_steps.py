@@ -64,9 +64,7 @@ class PlayedSteps:
              for name in TIMES},
             np.tile(np.arange(len(rank)), len(lines)),
             np.repeat(np.array(lines, np.int64), len(rank)),
-            {"num": np.ones(len(lines) * len(rank), np.int64),
-             "wait_us": np.concatenate([self.waits_us[one].ravel() for one in lines]).astype(
-                 np.int64)},
+            np.concatenate([self.waits_us[one].ravel() for one in lines]).astype(np.int64),
         )  # fmt: skip
 
     def table(self, change: Callable[[Rows], Rows] = lambda rows: rows) -> StepTable:
@@ -82,5 +80,5 @@ def taken(rows: Rows, places: npt.NDArray[np.int64]) -> Rows:
     return Rows(
         rows.node[places], rows.rank[places], rows.generation[places], rows.step[places],
         {name: values[places] for name, values in rows.times.items()}, new, rows.line[at],
-        {name: values[at] for name, values in rows.groups.items()},
+        rows.wait_us[at],
     )  # fmt: skip

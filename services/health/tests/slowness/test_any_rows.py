@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from headway.common.plan.grid import Grid
 from headway.health.slowness.judge import judge_steps, slowness_of
-from headway.health.slowness.steps import GROUPS, TIMES, Rows, table_of
+from headway.health.slowness.steps import TIMES, Rows, table_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -58,7 +58,7 @@ def test_rows_of_any_content_fail_nothing(
         drawn(-1, 3), drawn(-2, 12), drawn(0, 3), drawn(-1, 25),
         {name: chance.choice(np.array(values), count) for name in TIMES},
         drawn(0, max(count, 1), 2 * count), drawn(2, 24, 2 * count),
-        {name: chance.choice(np.array(values), 2 * count) for name in GROUPS},
+        chance.choice(np.array(values), 2 * count),
     )  # fmt: skip
     for one in judge_steps(table_of(rows, grid)):
         assert 0 <= one.confidence <= 1
@@ -87,7 +87,7 @@ def test_of_a_repeated_step_the_newest_generation_counts() -> None:
         np.repeat([0, 1], len(first)), np.tile(rows.step, 2),
         {name: np.concatenate([before.times[name], rows.times[name]]) for name in TIMES},
         np.concatenate([rows.owner, rows.owner + len(first)]), np.tile(rows.line, 2),
-        {name: np.tile(values, 2) for name, values in rows.groups.items()},
+        np.tile(rows.wait_us, 2),
     )  # fmt: skip
     table = table_of(both, steps.grid)
     assert np.nanmax(table.times["own_us"]) < 2 * PASSES_US
@@ -106,7 +106,7 @@ def test_without_a_grid_stages_are_not_compared() -> None:
 @pytest.mark.parametrize("grid", [None, Grid(dp=2)])
 def test_no_rows_at_all_say_nothing(grid: Grid | None) -> None:
     rows = Rows(NOTHING, NOTHING, NOTHING, NOTHING, dict.fromkeys(TIMES, NOTHING), NOTHING, NOTHING,
-                dict.fromkeys(GROUPS, NOTHING))  # fmt: skip
+                NOTHING)  # fmt: skip
     assert judge_steps(table_of(rows, grid)) == []
 
 

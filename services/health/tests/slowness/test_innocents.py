@@ -136,7 +136,7 @@ def both(one: Rows, other: Rows) -> Rows:
         joined("node"), joined("rank"), joined("generation"), joined("step"),
         {name: np.concatenate([one.times[name], other.times[name]]) for name in TIMES},
         np.concatenate([one.owner, other.owner + len(one.rank)]), joined("line"),
-        {name: np.concatenate([one.groups[name], other.groups[name]]) for name in one.groups},
+        np.concatenate([one.wait_us, other.wait_us]),
     )  # fmt: skip
 
 

@@ -13,13 +13,11 @@ from headway.health.slowness.nodes import of_its_node
 from headway.health.slowness.notes import Note
 from headway.health.slowness.parts import parts_of
 from headway.health.slowness.sentences import diagnosis
+from headway.health.slowness.spans import LEAST_STEPS
 from headway.health.slowness.stages import slow_stages
 from headway.health.slowness.steps import StepTable
 from headway.health.slowness.stragglers import slow_units, stragglers
 from headway.health.slowness.transfers import slow_transfers
-
-LEAST_STEPS = 8
-"""Fewer show nothing for certain."""
 
 
 def judge_steps(table: StepTable, notes: Sequence[Note] = ()) -> list[Diagnosis]:

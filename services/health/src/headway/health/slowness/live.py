@@ -23,11 +23,11 @@ from headway.health.slowness.steps import StepTable
 
 Who = tuple[int, ...]
 """Lowest and highest rank of what is slow; of a tensor-parallel group always its first rank."""
-LEAST_STEPS: Final = 16
+LIVE_STEPS: Final = 16
 """Fewer of a generation are not judged."""
 LEAST_S: Final = 2.0
 """It lasts at least so long: what a busy machine does to short steps lasts less."""
-ABOVE: Final = 1.5
+ABOVE_SHORT: Final = 1.5
 """How many times as large it is as short slowdowns."""
 
 
@@ -80,7 +80,7 @@ class LiveSlowness:
         if self._newest.newest_step == self._judged_step:
             return None
         table = self._newest.table()
-        if len(table.steps) < LEAST_STEPS:
+        if len(table.steps) < LIVE_STEPS:
             return None
         self._judged_step = self._newest.newest_step
         lasting = self._lasting(slowness_of(table), table)
@@ -134,7 +134,7 @@ class LiveSlowness:
         return max(
             self._config.slow_factor - 1,
             self._config.slow_floor_s / max(passes_s, 1e-6),
-            ABOVE * self._passing.largest(one, table.grid),
+            ABOVE_SHORT * self._passing.largest(one, table.grid),
         )
 
     def _named_as(self, who: Who, one: Slowness) -> Named:

@@ -15,6 +15,7 @@ from headway.health.slowness.steps import (
     Floats,
     Ints,
     StepTable,
+    known_times,
     most_ranks,
 )
 
@@ -66,7 +67,7 @@ class NewestSteps:
         is_own &= self._steps[place % KEPT_STEPS] == place
         at = np.flatnonzero(is_own)
         slots, ranks = place[at] % KEPT_STEPS, rank[at].astype(np.int64)
-        self._times[:, slots, ranks] = _known(rows[at][:, _TIMES].T)
+        self._times[:, slots, ranks] = known_times(rows[at][:, _TIMES].T)
         self._nodes[ranks] = np.repeat([summary.node for summary, _ in arrived], sizes)[at]
         self._add_groups([steps[row].groups for row in at], slots, ranks)
 
@@ -94,7 +95,7 @@ class NewestSteps:
             self._grid or Grid(pp=max(1, len(self._nodes))), self._grid is not None,
             self._steps[slots], np.tile(self._nodes, (len(slots), 1)), self._nodes.copy(),
             {name: self._times[number][slots] for number, name in enumerate(TIMES)},
-            {line: {"wait_us": waits[slots]} for line, waits in self._waits.items()},
+            {line: waits[slots] for line, waits in self._waits.items()},
         )  # fmt: skip
         if self._held is None or self._held.now_on.shape != newest.now_on.shape:
             return newest
@@ -122,18 +123,13 @@ class NewestSteps:
                 nothing = np.full(self._times.shape[1:], np.nan, np.float32)
                 self._waits[number] = nothing
             at = line == number
-            self._waits[number][slots[at], ranks[at]] = _known(wait_us[at])
+            self._waits[number][slots[at], ranks[at]] = known_times(wait_us[at])
 
     def _make_room(self, num_ranks: int) -> None:
         """Begin with so many ranks; what is known of fewer is left out."""
         self._nodes = np.full(num_ranks, -1, np.int64)
         self._times = np.full((len(TIMES), KEPT_STEPS, num_ranks), np.nan, np.float32)
         self._waits: dict[int, Floats] = {}
-
-
-def _known(values: np.ndarray[tuple[int, ...], np.dtype[np.float64]]) -> Floats:
-    """Negative times are of damaged rows."""
-    return np.where(values >= 0, values, np.nan).astype(np.float32)
 
 
 def _num_ranks(ranks: np.ndarray[tuple[int, ...], np.dtype[np.float64]]) -> int:
@@ -149,8 +145,8 @@ def _joined(before: StepTable, after: StepTable) -> StepTable:
             name: np.concatenate([before.times[name], values])
             for name, values in after.times.items()
         },
-        groups={
-            line: {"wait_us": np.concatenate([before.waits(line), after.waits(line)])}
-            for line in {*before.groups, *after.groups}
+        waits_us={
+            line: np.concatenate([before.waits(line), after.waits(line)])
+            for line in {*before.waits_us, *after.waits_us}
         },
     )  # fmt: skip

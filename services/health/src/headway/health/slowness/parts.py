@@ -83,7 +83,7 @@ def _unrecorded(table: StepTable) -> Floats:
     left = times["duration_us"].copy()
     for name in ("own_us", "data_us", "snapshot_us", "collection_us", "norm_us", "optimizer_us"):
         left -= times[name]
-    for line, sums in table.groups.items():
+    for line, waits_us in table.waits_us.items():
         if line >> 1 not in _IN_OTHERS:
-            left -= np.nan_to_num(sums["wait_us"])
+            left -= np.nan_to_num(waits_us)
     return left

@@ -32,7 +32,7 @@ LAG = 16
 NUM_BLOCKS = 128
 ENOUGH = 8
 """Blocks after which the short slowdowns of these machines are known."""
-MANY = 3
+MANY_REPLICAS = 3
 """Replicas."""
 UNKNOWN = 0.3
 """What is taken for a short slowdown before the first block, and less with each: as on two cores
@@ -92,7 +92,9 @@ def _measures(
         flat = parts.excess[part][block].reshape(BLOCK, -1)
         yield (CAUSES[part], False), _largest(_without(lasting, flat, num_ranks))
     # one of many replicas does not move the median of its stage
-    is_of_stage = any(table.grid.dp < MANY or len(one.ranks) > table.grid.tp for one in lasting)
+    is_of_stage = any(
+        table.grid.dp < MANY_REPLICAS or len(one.ranks) > table.grid.tp for one in lasting
+    )
     if end >= 2 * BLOCK and not is_of_stage:
         times = relative_times(table, parts)
         earlier = median(times[before], 0)

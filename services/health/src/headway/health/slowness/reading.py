@@ -9,7 +9,6 @@ import numpy as np
 from headway.common.errors import CorruptError
 from headway.common.wire.messages.summaries import StepSummary
 from headway.health.slowness.steps import (
-    GROUPS,
     MAX_STEPS,
     MOST_RANKS,
     TIMES,
@@ -70,7 +69,7 @@ def _of_parquet(path: Path) -> Rows:
         frame = pl.read_parquet(path, columns=wanted, glob=False).with_row_index("owner")
         groups = (
             frame.select("owner", "groups").explode("groups").drop_nulls("groups")
-            .unnest("groups").select("owner", "line", *GROUPS)
+            .unnest("groups").select("owner", "line", "wait_us")
         )  # fmt: skip
     except (pl.exceptions.PolarsError, pl.exceptions.PanicException) as error:
         first_line = str(error).partition("\n")[0]
@@ -86,7 +85,7 @@ def _of_parquet(path: Path) -> Rows:
         column(frame, "generation"), column(frame, "step"),
         {name: column(frame, name) for name in TIMES},
         column(groups, "owner"), column(groups, "line"),
-        {name: column(groups, name) for name in GROUPS},
+        column(groups, "wait_us"),
     )  # fmt: skip
 
 
@@ -114,7 +113,7 @@ def rows_of(messages: Iterator[StepSummary]) -> Rows:
         {name: ints([getattr(one, name) for _, one in steps]) for name in TIMES},
         ints([owner for owner, _ in groups]),
         ints([one.line for _, one in groups]),
-        {name: ints([getattr(one, name) for _, one in groups]) for name in GROUPS},
+        ints([one.wait_us for _, one in groups]),
     )
 
 
@@ -134,5 +133,5 @@ def _joined(parts: list[Rows]) -> Rows:
         {name: joined([part.times[name] for part in parts]) for name in TIMES},
         joined([part.owner + offset for part, offset in zip(parts, before, strict=False)]),
         joined([part.line for part in parts]),
-        {name: joined([part.groups[name] for part in parts]) for name in GROUPS},
+        joined([part.wait_us for part in parts]),
     )

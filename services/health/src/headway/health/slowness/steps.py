@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -13,7 +14,6 @@ Ints = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float32]
 TIMES = ("duration_us", "own_us", "data_us", "snapshot_us", "collection_us", "norm_us",
          "optimizer_us")  # fmt: skip
-GROUPS = ("num", "wait_us")
 MAX_STEPS = 128
 """The newest so many are judged."""
 WARM_STEPS = 3
@@ -39,8 +39,8 @@ class Rows:
     owner: Ints
     """Of each group's sum, the row that it belongs to."""
     line: Ints
-    groups: Mapping[str, Ints]
-    """By the names in ``GROUPS``."""
+    wait_us: Ints
+    """Time that the row's rank waited in the group of a line."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,8 +56,8 @@ class StepTable:
     now_on: Ints
     """By rank, the node that it runs on now; -1 if unknown."""
     times: Mapping[str, Floats]
-    groups: Mapping[int, Mapping[str, Floats]]
-    """By line of the group table."""
+    waits_us: Mapping[int, Floats]
+    """By line of the group table, the time that ranks waited in it."""
 
     def by_place(self, values: Floats) -> Floats:
         """The same values by step, pipeline stage, replica, and tensor-parallel rank."""
@@ -69,16 +69,13 @@ class StepTable:
         return replace(
             self, steps=self.steps[at], nodes=self.nodes[at],
             times={name: values[at] for name, values in self.times.items()},
-            groups={
-                line: {name: values[at] for name, values in sums.items()}
-                for line, sums in self.groups.items()
-            },
+            waits_us={line: values[at] for line, values in self.waits_us.items()},
         )  # fmt: skip
 
     def waits(self, line: int) -> Floats:
         """Time that each rank waited in the groups of a line; NaN where it has none."""
-        if line in self.groups:
-            return self.groups[line]["wait_us"]
+        if line in self.waits_us:
+            return self.waits_us[line]
         return np.full(self.times["own_us"].shape, np.nan, np.float32)
 
     def first_step(self, start: int) -> int | None:
@@ -126,7 +123,7 @@ def table_of(rows: Rows, grid: Grid | None) -> StepTable:
     return StepTable(
         grid or Grid(pp=num_ranks), grid is not None, steps, nodes, now_on,
         {name: _filled(shape, cells, rows.times[name][kept]) for name in TIMES},
-        _groups(rows, row_of),
+        _waits(rows, row_of),
     )  # fmt: skip
 
 
@@ -151,8 +148,8 @@ def _is_judged(generation: Ints, step: Ints) -> npt.NDArray[np.bool_]:
     return np.asarray((step >= first[number] + WARM_STEPS) & (step < again[number]))
 
 
-def _groups(rows: Rows, row_of: Ints) -> dict[int, dict[str, Floats]]:
-    found: dict[int, dict[str, Floats]] = {}
+def _waits(rows: Rows, row_of: Ints) -> dict[int, Floats]:
+    found: dict[int, Floats] = {}
     cell_of = np.full(len(rows.rank) + 1, -1, np.int64)
     cell_of[row_of.ravel()] = np.arange(row_of.size)
     cell_of[-1] = -1  # of the cells without a row
@@ -160,12 +157,16 @@ def _groups(rows: Rows, row_of: Ints) -> dict[int, dict[str, Floats]]:
     for line in np.unique(rows.line[(rows.line >= 0) & (rows.line < MOST_LINES)]).tolist():
         at = np.flatnonzero((rows.line == line) & (cell >= 0))
         cells = np.unravel_index(cell[at], row_of.shape)
-        found[line] = {name: _filled(row_of.shape, cells, rows.groups[name][at]) for name in GROUPS}
+        found[line] = _filled(row_of.shape, cells, rows.wait_us[at])
     return found
 
 
-def _filled(shape: tuple[int, ...], cells: tuple[Ints, ...], values: Ints) -> Floats:
+def known_times(values: npt.NDArray[Any]) -> Floats:
     """Negative times are of damaged rows, and count as unknown."""
+    return np.where(values >= 0, values, np.nan).astype(np.float32)
+
+
+def _filled(shape: tuple[int, ...], cells: tuple[Ints, ...], values: Ints) -> Floats:
     table = np.full(shape, np.nan, np.float32)
-    table[cells] = np.where(values >= 0, values, np.nan)
+    table[cells] = known_times(values)
     return table

@@ -16,7 +16,7 @@ from headway.health.slowness.steps import Floats, StepTable
 
 LEAST_KNOWN = 2 / 3
 """Of the members of a group: the missing one may be the last to enter."""
-LEAST = 0.04
+LEAST_TRANSFER = 0.04
 """Of the time of the passes: some of a transfer is hidden behind them."""
 RECEIVES = (2 * GroupKind.FORWARD + 1, 2 * GroupKind.BACKWARD + 1)
 
@@ -29,7 +29,7 @@ def slow_transfers(table: StepTable, parts: Parts) -> list[Slowness]:
     excess = excess_of_transfers(table, parts)
     if excess is None:
         return []
-    spans = raised(excess, LEAST)
+    spans = raised(excess, LEAST_TRANSFER)
     found = []
     for group in np.flatnonzero(spans.is_raised).tolist():
         stage, tp = divmod(group, table.grid.tp)
@@ -60,7 +60,7 @@ def excess_of_transfers(table: StepTable, parts: Parts) -> Floats | None:
     Of a single group, than it usually does. The groups are in the order of stages, and of
     tensor-parallel ranks within.
     """
-    if table.grid.dp < 2 or 2 * GroupKind.DP not in table.groups:
+    if table.grid.dp < 2 or 2 * GroupKind.DP not in table.waits_us:
         return None
     waits = table.by_place(table.waits(2 * GroupKind.DP))
     known = (~np.isnan(waits)).mean(axis=2) >= LEAST_KNOWN
@@ -76,7 +76,7 @@ def _late_replica(table: StepTable, parts: Parts, tp: int, start: int, end: int)
     """The only replica whose stages wait longer for each other's messages than others do."""
     late = np.zeros((end - start, table.grid.dp), np.float32)
     for line in RECEIVES:
-        if line in table.groups:
+        if line in table.waits_us:
             waits = table.by_place(table.waits(line))[start:end, :, :, tp]
             excess = (waits - median_of_others(waits)) / parts.base_us[start:end, :, :, 0]
             late += np.nan_to_num(excess).sum(axis=1)
