@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 import msgspec
 from headway.common.plan.collectives import GroupKind
 from headway.common.plan.schedule import Kind
+from headway.common.wire.group_table import unpack
 from headway.common.wire.messages.health import AgentBeat, Verdict, WorkerSignals
 from headway.health.config import HealthConfig
 from headway.health.responses import OBSERVE, response
@@ -103,7 +104,7 @@ class Cluster:
         """Whether two members have different operations as the newest of a group."""
         found: dict[tuple[int, int, int], set[tuple[int, int]]] = defaultdict(set)
         for rank in ranks:
-            for row in self._sights[rank].at(now_s).groups:
+            for row in unpack(self._sights[rank].at(now_s).packed_groups):
                 if row.line < 2 * GroupKind.EVERY_RANK:
                     found[row.line, row.number, row.entered].add((row.op, row.nbytes))
         return any(len(one) > 1 for one in found.values())
