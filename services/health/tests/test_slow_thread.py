@@ -11,7 +11,7 @@ from headway.common.node.testing import wait_until
 from headway.common.wire.messages.summaries import StepSummary
 from headway.health import slow_thread
 from headway.health.config import HealthConfig
-from headway.health.slow_thread import SlowThread
+from headway.health.slow_thread import AT_ONCE, SlowThread
 
 WORK_S = 0.2
 """Of a processor; the next judgement rests for longer than this test takes."""
@@ -22,10 +22,12 @@ class Slow:
 
     def __init__(self, *_: object) -> None:
         self.added: list[int] = []
+        self.most_at_once = 0
         self.num_judged = 0
         made.append(self)
 
     def add(self, arrived: Sequence[tuple[StepSummary, float]]) -> None:
+        self.most_at_once = max(self.most_at_once, len(arrived))
         self.added += [summary.sequence for summary, _ in arrived]
 
     def judge(self, now_s: float) -> None:
@@ -65,3 +67,4 @@ def test_what_arrives_while_a_judgement_rests_does_not_wait_as_messages(
     wait_until(lambda: len(live.added) == 200, what="all of them taken in")
     assert live.added == list(range(200)), "in order"
     assert live.num_judged == 1
+    assert live.most_at_once <= AT_ONCE < 200, "the loop's thread waits for each call"

@@ -46,7 +46,7 @@ def messages(steps: PlayedSteps, generation: int, offset: int) -> Iterator[list[
 
 @dataclass
 class LiveRun:
-    """Steps of a second, of which every fourth is judged when its summaries have arrived."""
+    """Steps of ``step_s``, of which every fourth is judged when its summaries have arrived."""
 
     grid: Grid | None
     config: HealthConfig = field(default_factory=HealthConfig)
@@ -56,6 +56,7 @@ class LiveRun:
     step: int = -1
     every: int = 4
     """Steps from one judgement to the next."""
+    step_s: float = 1.0
     lost: set[int] = field(default_factory=set)
     """Nodes whose summaries do not arrive."""
 
@@ -65,7 +66,7 @@ class LiveRun:
     def run(self, steps: PlayedSteps, generation: int = 0) -> LiveRun:
         """Train so many steps."""
         for arrived in messages(steps, generation, self.step + 1):
-            self.now_s += 1.0
+            self.now_s += self.step_s
             self.step += 1
             self.live.add([(one, self.now_s) for one in arrived if one.node not in self.lost])
             if self.step % self.every:

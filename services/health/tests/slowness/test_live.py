@@ -103,6 +103,32 @@ def test_long_transfers_of_a_rank_are_the_network() -> None:
     assert run.reported[0][0] < SINCE + WITHIN
 
 
+@pytest.mark.parametrize(("step_s", "count"), [(0.05, 0), (0.1, 1)])
+def test_a_slowdown_shorter_than_two_seconds_is_no_verdict(step_s: float, count: int) -> None:
+    steps = played()
+    steps.own_us[SINCE : SINCE + 36, 5] *= 1.5
+    run = LiveRun(PP2_DP4, step_s=step_s).run(steps)
+    assert len([one for _, one in run.reported if one.is_open]) == count
+
+
+def test_one_fault_that_has_passed_does_not_hide_the_next_one() -> None:
+    steps = played(num_steps=360)
+    steps.own_us[200:230, 2] *= 1.8
+    steps.own_us[290:, 5] *= 1.3
+    run = LiveRun(PP2_DP4).run(steps)
+    opened = [(rank, step) for step, rank, said in run.said() if "computes slower" in said]
+    assert [rank for rank, _ in opened] == [2, 5]
+    assert 290 < opened[1][1] < 290 + WITHIN
+
+
+def test_at_first_too_little_is_known_of_the_machines_to_name_a_small_slowdown() -> None:
+    for factor, until in ((1.3, 100), (2.0, 40)):
+        steps = played()
+        steps.own_us[10:, 5] *= factor
+        (step, _), *_ = LiveRun(PP2_DP4).run(steps).reported
+        assert 20 <= step < until
+
+
 def test_another_cause_revises_the_verdict_once_it_lasts() -> None:
     steps = played(num_steps=SINCE + 100)
     steps.own_us[SINCE : SINCE + 30, 2] *= 1.4

@@ -18,7 +18,7 @@ from headway.health.config import HealthConfig
 from headway.health.slowness.findings import Slowness
 from headway.health.slowness.judge import slowness_of
 from headway.health.slowness.newest import KEPT_STEPS, NewestSteps
-from headway.health.slowness.passing import PassingExcess
+from headway.health.slowness.passing import OLDEST, PassingExcess
 from headway.health.slowness.steps import StepTable
 
 Who = tuple[int, ...]
@@ -60,6 +60,8 @@ class LiveSlowness:
         self._newest = NewestSteps(grid)
         self._passing = PassingExcess()
         self._lasts: dict[Who, Slowness] = {}
+        self._over: list[tuple[int, Slowness]] = []
+        """What has ended lately, with the step: its own steps are no short slowdown."""
         self._named: dict[Who, Named] = {}
         self._changing: dict[Who, int] = {}
         """Step since which the cause of what is named seems to be another one."""
@@ -71,6 +73,7 @@ class LiveSlowness:
         if self._newest.generation != self._generation:
             self._generation, self._judged_step = self._newest.generation, -1
             self._lasts.clear()
+            self._over.clear()
             self._named.clear()
             self._changing.clear()
             self._passing.begin()
@@ -84,8 +87,9 @@ class LiveSlowness:
             return None
         self._judged_step = self._newest.newest_step
         lasting = self._lasting(slowness_of(table), table)
-        self._passing.note(table, lasting.values())
         self._note_passed(lasting, table)
+        lately = (one for _, one in self._over)
+        self._passing.note(table, [*lasting.values(), *lately])
         self._named = {
             who: self._named_as(who, one)
             for who, one in lasting.items()
@@ -112,8 +116,11 @@ class LiveSlowness:
 
     def _note_passed(self, lasting: dict[Who, Slowness], table: StepTable) -> None:
         """What has lasted less long than the table reaches back was not a lasting fault."""
+        now = int(table.steps[-1])
+        self._over = [(step, one) for step, one in self._over if now - step < OLDEST]
         for who in self._lasts.keys() - lasting.keys():
             one = self._lasts[who]
+            self._over.append((now, one))
             if one.since is not None and table.steps[-1] - one.since < KEPT_STEPS:
                 self._passing.passed(one, table.grid)
         self._lasts = lasting

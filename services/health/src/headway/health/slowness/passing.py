@@ -29,6 +29,8 @@ BLOCK = 8
 """Steps over which an excess is averaged."""
 LAG = 16
 """Steps after which it has turned out whether it lasts."""
+OLDEST = LAG + 2 * BLOCK
+"""Steps back that the next block may begin."""
 NUM_BLOCKS = 128
 ENOUGH = 8
 """Blocks after which the short slowdowns of these machines are known."""
