@@ -326,7 +326,7 @@ for step, seconds in enumerate(sys.stdin):
 """
 
 
-def test_a_rank_that_stays_slow_is_told_and_so_is_that_it_is_over(bench: Bench) -> None:
+def test_a_rank_that_stays_slow_has_a_verdict_until_that_is_over(bench: Bench) -> None:
     events = bench.root / "events"
     events.mkdir()
     bench.driver(), bench.monitor("--grid", "1,2,1"), bench.agent("--events", str(events))
@@ -347,8 +347,10 @@ def test_a_rank_that_stays_slow_is_told_and_so_is_that_it_is_over(bench: Bench) 
         for _ in range(40):
             trains(0.05, lambda: True)
         bench.wait(lambda: trains(0.3, lambda: bool(bench.verdicts)), "a verdict")
-        bench.wait(lambda: trains(0.05, lambda: len(bench.news()) == 2), "that it is over")
-        assert bench.kinds() == [("slow_rank", 1, True), ("slow_rank", 1, False)]
+        over = ("slow_rank", 1, False)
+        bench.wait(lambda: trains(0.05, lambda: bench.kinds()[-1] == over), "that it is over")
+        # on a busy machine there may be revisions in between, of nobody else
+        assert set(bench.kinds()[:-1]) == {("slow_rank", 1, True)}
         verdict = bench.news()[0]
         assert (verdict.cause, verdict.node, verdict.action) == ("compute", 4, "observe")
         facts = {row.name: row.value for row in verdict.evidence}
