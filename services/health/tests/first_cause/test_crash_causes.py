@@ -39,6 +39,13 @@ def test_an_oom_kill_is_out_of_memory_of_the_rank_whose_pid_it_names(found_first
     (row,) = rows(by_rank[2], "because")
     assert row.startswith("Memory cgroup out of memory: Killed process 1002")
     assert response(by_rank[2]) == "replace_worker", "a restart in place"
+    assert [one.kind for one in played.open()] == ["crash", "crash"], "one verdict for each end"
+    newest = {one.kind: one for one in played.newest().values()}
+    assert ("out_of_memory" in newest) == found_first
+    if found_first:
+        assert not newest["out_of_memory"].is_open
+        assert rows(newest["out_of_memory"], "part_of") == [f"{by_rank[2].id} (crash)"]
+    assert len(rows(by_rank[2], "at")) == 1, "a restarted monitor does not read the line again"
 
 
 def test_a_host_without_memory_is_at_fault_itself() -> None:

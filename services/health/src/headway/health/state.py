@@ -184,7 +184,8 @@ class MonitorState:
         if not verdicts:
             return []
         self._follow_ups.begin(verdicts, clock_s)
-        reported = self._first_cause.judge(verdicts, len(self.nodes), clock_s)
+        same = self._crashes.take_same()
+        reported = self._first_cause.judge(verdicts, same, len(self.nodes), clock_s)
         self._follow_ups.begin([one for one in reported if one.is_open], clock_s)
         return reported
 

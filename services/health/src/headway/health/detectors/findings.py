@@ -86,7 +86,8 @@ class FindingEpisodes:
                 continue
             self._note(place, found.offset)
             verdicts += self._on_new(node, generation, rule, found, machine, now_s)
-            verdicts += self._crashes.on_finding(node, rule, found, pids, now_s)
+            key = _key(node, rule, found)
+            verdicts += self._crashes.on_finding(key, node, rule, found, pids, now_s)
         return verdicts
 
     def tick(self, now_s: float) -> list[Verdict]:
@@ -108,9 +109,7 @@ class FindingEpisodes:
         machine: Machine,
         now_s: float,
     ) -> list[Verdict]:
-        key: Key = (KEY, found.rule, node, found.rank)
-        if rule.names_device and found.name:
-            key = (*key, _part(found.name))
+        key = _key(node, rule, found)
         if rule.symptom:
             if self._has_other(node, rule, found):
                 return []
@@ -157,6 +156,11 @@ class FindingEpisodes:
 
     def _note(self, place: tuple[int, str, int], offset: int) -> None:
         self._read_up_to[place] = max(self._read_up_to.get(place, -1), offset)
+
+
+def _key(node: int, rule: Rule, found: Finding) -> Key:
+    key: Key = (KEY, found.rule, node, found.rank)
+    return (*key, _part(found.name)) if rule.names_device and found.name else key
 
 
 def program_of(found: Finding) -> str:

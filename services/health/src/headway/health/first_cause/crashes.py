@@ -68,6 +68,7 @@ _PID = re.compile(r"(?:\bpid=|Killed process |\w\[|Sending SIGBUS to [^:\s]{1,64
 
 @dataclass(slots=True)
 class _Seen:
+    key: Key
     rule: Rule
     found: Finding
     at_s: float
@@ -91,6 +92,7 @@ class CrashCauses:
         self._seen: defaultdict[int, deque[_Seen]] = defaultdict(_kept)
         self._ended: defaultdict[int, deque[_Ended]] = defaultdict(_kept)
         """Both by node."""
+        self._same: list[tuple[Key, Key]] = []
 
     def on_end(
         self,
@@ -121,12 +123,18 @@ class CrashCauses:
         return verdicts
 
     def on_finding(
-        self, node: int, rule: Rule, found: Finding, pids: Collection[int], now_s: float
+        self,
+        key: Key,
+        node: int,
+        rule: Rule,
+        found: Finding,
+        pids: Collection[int],
+        now_s: float,
     ) -> list[Verdict]:
         """Take in a finding, which may explain a process that has ended already."""
         if rule.kind not in _EXPLAINING or rule.confidence < SURE or rule.symptom:
             return []
-        seen = _Seen(rule, found, now_s - found.age_s)
+        seen = _Seen(key, rule, found, now_s - found.age_s)
         self._seen[node].append(seen)
         return [
             verdict
@@ -134,6 +142,11 @@ class CrashCauses:
             if seen.at_s - ended.at_s <= AFTER_S and now_s - ended.at_s <= BEFORE_S
             for verdict in self._by_finding(ended, seen, pids)
         ]
+
+    def take_same(self) -> list[tuple[Key, Key]]:
+        """Findings that are the end of a process and nothing more, each with that end."""
+        same, self._same = self._same, []
+        return same
 
     def _by_words(self, ended: _Ended) -> list[Verdict]:
         certainty = _CERTAINTY.get(ended.words, 0.0)
@@ -164,7 +177,8 @@ class CrashCauses:
         )
 
     def _by_finding(self, ended: _Ended, seen: _Seen, pids: Collection[int]) -> list[Verdict]:
-        certainty = round(seen.rule.confidence * _share(ended, seen, pids), 2)
+        share = _share(ended, seen, pids)
+        certainty = round(seen.rule.confidence * share, 2)
         known = self._episodes.get(ended.key)
         if certainty <= ended.certainty:
             return []
@@ -181,6 +195,8 @@ class CrashCauses:
             changes |= _action(known, rule, certainty)
             ago_s = max(0.0, ended.at_s - seen.at_s)
             changes["since_unix_s"] = known.since_unix_s - ago_s
+        if rule.kind == "out_of_memory" and share == 1.0:
+            self._same.append((seen.key, ended.key))
         return self._episodes.amend(ended.key, _because(ended, seen), **changes)
 
 

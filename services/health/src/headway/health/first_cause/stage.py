@@ -7,7 +7,7 @@ from typing import Final
 
 from headway.common.wire.messages.health import Finding, Verdict
 from headway.health.config import HealthConfig
-from headway.health.detectors.episodes import Episodes
+from headway.health.detectors.episodes import Episodes, Key
 from headway.health.detectors.follow_ups import FollowUps
 from headway.health.first_cause import common, victims
 from headway.health.first_cause.common import Common
@@ -37,15 +37,25 @@ class FirstCause:
         """Whether an open verdict is known outside, and not a part of another one."""
         return self._outlet.is_reported(verdict)
 
-    def judge(self, verdicts: list[Verdict], num_nodes: int, now_s: float) -> list[Verdict]:
-        """What is reported of the new revisions of one event."""
+    def judge(
+        self,
+        verdicts: list[Verdict],
+        same: list[tuple[Key, Key]],
+        num_nodes: int,
+        now_s: float,
+    ) -> list[Verdict]:
+        """What is reported of the new revisions of one event.
+
+        ``same``: problems that are only a sign of another one, each with that.
+        """
+        merged = [row for sign, key in same for row in self._merge(sign, key, now_s)]
         newest = _newest(verdicts)
         for verdict in newest:
             self._victims.complain(verdict, now_s)
         reported: list[Verdict] = []
         for verdict in newest:
             reported += self._judge(verdict, num_nodes, now_s)
-        return _newest(reported + self._victims.settle(now_s))
+        return _newest(reported + merged + self._victims.settle(now_s))
 
     def tick(
         self, num_nodes: int, addresses: Callable[[], Mapping[str, int]], now_s: float
@@ -60,6 +70,14 @@ class FirstCause:
     def symptom(self, node: int, found: Finding, now_s: float) -> list[Verdict] | None:
         """What a line that follows from another error adds to it; None if no other is known."""
         return self._victims.symptom(node, found.line, now_s - found.age_s)
+
+    def _merge(self, sign: Key, key: Key, now_s: float) -> list[Verdict]:
+        """Make a sign part of what it is a sign of, with the place of its line in the log."""
+        verdict = self._episodes.get(sign)
+        if verdict is None:
+            return []
+        at = next((row.value for row in verdict.evidence if row.name == "at"), "")
+        return self._outlet.add(verdict, key, "at", at, now_s)
 
     def _judge(self, verdict: Verdict, num_nodes: int, now_s: float) -> list[Verdict]:
         if not verdict.is_open:
