@@ -12,7 +12,7 @@ from headway.common.polling import wait_until
 from headway.common.wire.messages.health import Verdict
 from headway.console.run import Run
 from headway.controller.faults import cgroups
-from headway.health.journal import read_verdicts
+from headway.health.journal import newest_revisions, read_verdicts
 from headway.testkit.journal import query
 
 from benchmarks.drill import look
@@ -42,20 +42,25 @@ def run() -> Iterator[Run]:
         rig.finish(launched)
 
 
-def verdicts(run: Run, beginning: str) -> list[Verdict]:
+def killed_for_memory(run: Run) -> list[Verdict]:
+    """Revisions of ends that the kernel's own line explains."""
     found = read_verdicts(run.folder.path / "verdicts.jsonl")
-    return [one for one in found if one.id.startswith(beginning)]
+    return [
+        one
+        for one in found
+        if one.kind == "crash"
+        and any("oom-kill:" in row.value for row in one.evidence if row.name == "because")
+    ]
 
 
-def test_the_kernels_kill_is_a_finding_of_the_node_and_the_rank_comes_back(run: Run) -> None:
+def test_the_kernels_kill_is_the_cause_of_the_end_and_the_rank_comes_back(run: Run) -> None:
     before = look.healthy(run, 4)
     run.inject("oom", rank=0, duration_s=30.0)
-    assert wait_until(lambda: bool(verdicts(run, "finding:host_oom")), LIMIT_S, every_s=0.05), [
-        one.id for one in verdicts(run, "")
-    ]
-    killed = verdicts(run, "finding:host_oom")[0]
-    assert killed.node == 0 and killed.action == "observe", killed
-    assert any("oom-kill:" in row.value for row in killed.evidence), killed.evidence
+    assert wait_until(lambda: bool(killed_for_memory(run)), LIMIT_S, every_s=0.05), read_verdicts(
+        run.folder.path / "verdicts.jsonl"
+    )
+    killed = killed_for_memory(run)[0]
+    assert (killed.node, killed.rank, killed.cause) == (0, 0, "out_of_memory"), killed
     lost_of = "SELECT fields FROM events WHERE name = 'worker_lost'"
     assert wait_until(lambda: bool(query(run, lost_of)), LIMIT_S, every_s=0.05)
     [(lost,)] = query(run, lost_of)
@@ -63,3 +68,6 @@ def test_the_kernels_kill_is_a_finding_of_the_node_and_the_rank_comes_back(run: 
     # and if the monitor sees first that the process is gone, it is a crash
     assert json.loads(lost)["reason"].startswith(("killed", "crash"))
     assert look.healthy(run, before.step + 4).generation > before.generation
+    newest = newest_revisions(read_verdicts(run.folder.path / "verdicts.jsonl"))
+    findings = [one for one in newest if one.kind == "out_of_memory"]
+    assert not any(one.is_open for one in findings), "one verdict for one end"
