@@ -31,7 +31,7 @@ RESPONSES: tuple[Response, ...] = (
     Response("crash", "replace_node", 0.9, "its machine has failed and would kill the next one"),
     Response("crash", "observe", 0.0, "the rank reported its error and joins the next generation"),
     Response("stopped", "kill_worker", 0.9, "it cannot leave on its own"),
-    Response("silence", "kill_worker", 0.8, "it is the only rank that waits for no other"),
+    Response("silence", "kill_worker", 0.8, "it is the only rank not waiting for another"),
     Response("unexplained_hang", "restart_ranks", 0.5, "nobody is to blame"),
     Response("data_stall", "restart_service", 0.8, "the ranks only wait for it"),
     Response("node_silent", "replace_node", 0.8, "its confidence is always 0.7"),

@@ -35,7 +35,7 @@ ABSENT = ("unreported", "ended")
 """Kinds that do not make it doubtful that another rank is at fault."""
 MAX_STACKS = 4
 """Different stacks shown in one verdict."""
-_ALONE = "it is the only rank that waits for no other"
+_ALONE = "it is the only rank not waiting for another"
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,9 +78,7 @@ def find_hang(views: Collection[RankView], config: HealthConfig) -> Hang | None:
         return Hang((), silence_s, str(mismatch), "collective_mismatch")
     holdups = find_holdups(scene)
     if len(heard) == len(views) == 1 and scene.positions[heard[0].signals.rank].is_working:
-        found = Hang(
-            (heard[0],), silence_s, "it is the only rank that waits for no other", "host_stall"
-        )
+        found = Hang((heard[0],), silence_s, _ALONE, "host_stall")
         return _confirmed(found, config)
     ranks = _named(holdups)
     if ranks:
