@@ -48,6 +48,17 @@ def test_an_oom_kill_is_out_of_memory_of_the_rank_whose_pid_it_names(found_first
     assert len(rows(by_rank[2], "at")) == 1, "a restarted monitor does not read the line again"
 
 
+def test_the_kill_of_another_program_before_stays_a_verdict_of_its_own() -> None:
+    played = Played()
+    played.find(1, oom_kill(77))
+    played.run(1.0)
+    played.end(2)
+    played.find(1, oom_kill(1002))
+    played.run(1.0)
+    assert sorted(one.kind for one in played.open()) == ["crash", "out_of_memory"]
+    assert crash_of(played).cause == "out_of_memory"
+
+
 def test_a_host_without_memory_is_at_fault_itself() -> None:
     played = Played()
     played.end(2)

@@ -11,7 +11,7 @@ import re
 from collections import defaultdict, deque
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, NamedTuple
 
 import msgspec
 from headway.common.wire.messages.health import (
@@ -66,6 +66,15 @@ _OF_COUNTER: Final = 0.8
 _PID = re.compile(r"(?:\bpid=|Killed process |\w\[|Sending SIGBUS to [^:\s]{1,64}:)(\d{1,9})\b")
 
 
+class Same(NamedTuple):
+    """A finding that is a sign of another problem and nothing more."""
+
+    sign: Key
+    of: Key
+    line: str
+    """Of the finding: its problem may have begun with another one."""
+
+
 @dataclass(slots=True)
 class _Seen:
     key: Key
@@ -92,7 +101,7 @@ class CrashCauses:
         self._seen: defaultdict[int, deque[_Seen]] = defaultdict(_kept)
         self._ended: defaultdict[int, deque[_Ended]] = defaultdict(_kept)
         """Both by node."""
-        self._same: list[tuple[Key, Key]] = []
+        self._same: list[Same] = []
 
     def on_end(
         self,
@@ -143,7 +152,7 @@ class CrashCauses:
             for verdict in self._by_finding(ended, seen, pids)
         ]
 
-    def take_same(self) -> list[tuple[Key, Key]]:
+    def take_same(self) -> list[Same]:
         """Findings that are the end of a process and nothing more, each with that end."""
         same, self._same = self._same, []
         return same
@@ -196,7 +205,7 @@ class CrashCauses:
             ago_s = max(0.0, ended.at_s - seen.at_s)
             changes["since_unix_s"] = known.since_unix_s - ago_s
         if rule.kind == "out_of_memory" and share == 1.0:
-            self._same.append((seen.key, ended.key))
+            self._same.append(Same(seen.key, ended.key, seen.found.line))
         return self._episodes.amend(ended.key, _because(ended, seen), **changes)
 
 

@@ -7,10 +7,11 @@ from typing import Final
 
 from headway.common.wire.messages.health import Finding, Verdict
 from headway.health.config import HealthConfig
-from headway.health.detectors.episodes import Episodes, Key
+from headway.health.detectors.episodes import Episodes
 from headway.health.detectors.follow_ups import FollowUps
 from headway.health.first_cause import common, victims
 from headway.health.first_cause.common import Common
+from headway.health.first_cause.crashes import Same
 from headway.health.first_cause.outlet import Outlet
 from headway.health.first_cause.victims import Victims
 
@@ -40,15 +41,12 @@ class FirstCause:
     def judge(
         self,
         verdicts: list[Verdict],
-        same: list[tuple[Key, Key]],
+        same: list[Same],
         num_nodes: int,
         now_s: float,
     ) -> list[Verdict]:
-        """What is reported of the new revisions of one event.
-
-        ``same``: problems that are only a sign of another one, each with that.
-        """
-        merged = [row for sign, key in same for row in self._merge(sign, key, now_s)]
+        """What is reported of the new revisions of one event."""
+        merged = [row for one in same for row in self._merge(one, now_s)]
         newest = _newest(verdicts)
         for verdict in newest:
             self._victims.complain(verdict, now_s)
@@ -71,13 +69,13 @@ class FirstCause:
         """What a line that follows from another error adds to it; None if no other is known."""
         return self._victims.symptom(node, found.line, now_s - found.age_s)
 
-    def _merge(self, sign: Key, key: Key, now_s: float) -> list[Verdict]:
+    def _merge(self, same: Same, now_s: float) -> list[Verdict]:
         """Make a sign part of what it is a sign of, with the place of its line in the log."""
-        verdict = self._episodes.get(sign)
-        if verdict is None:
+        verdict = self._episodes.get(same.sign)
+        facts = {row.name: row.value for row in verdict.evidence} if verdict is not None else {}
+        if verdict is None or facts.get("line") != same.line:
             return []
-        at = next((row.value for row in verdict.evidence if row.name == "at"), "")
-        return self._outlet.add(verdict, key, "at", at, now_s)
+        return self._outlet.add(verdict, same.of, "at", facts["at"], now_s)
 
     def _judge(self, verdict: Verdict, num_nodes: int, now_s: float) -> list[Verdict]:
         if not verdict.is_open:
