@@ -13,6 +13,7 @@ from headway.common.wire.messages.health import EndKind, VerdictTaken, WorkerEnd
 from headway.health.client import response
 from headway.health.detectors.worker_ends import SEEN_S
 from headway.health.diagnosis.of_verdict import diagnosis_of
+from headway.health.first_cause.victims import WAIT_S
 from headway.health.sources.ends import REPEAT_S, EndSource
 from headway.health.state import MonitorState
 from headway.testkit.beats import RUN_ID, lockstep
@@ -286,3 +287,18 @@ def test_the_list_is_bounded_continued_by_a_successor_and_written_again_after_a_
     assert [one.generation for one in read_ends(tmp_path)][-2:] == [MAX_KEPT + 4, 100]
     (tmp_path / "ends.json").write_bytes(b"nonsense")
     assert read_ends(tmp_path) == ()
+
+
+def test_an_end_that_is_over_within_its_beat_has_victims_as_well() -> None:
+    """A busy agent may see the end of a rank and its successor at once."""
+    played = Played()
+    note(played, end_of(0, "killed"))
+    played.node_of(0).signals[0] = {"pid": 4711}
+    for node in played.nodes:
+        node.generation = 1
+    (crash,) = {one.id for one in played.run()}
+    assert played.open() == []
+    played.find(3, closed_by_peer(7))
+    played.run(2 * WAIT_S)
+    assert set(played.newest()) == {crash}
+    assert len(rows(played.newest()[crash], "victim")) == 1

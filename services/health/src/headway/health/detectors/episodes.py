@@ -73,6 +73,12 @@ class Episodes:
         """The problem of an open verdict, None if no such verdict is open."""
         return self._keys_of_id.get(verdict_id)
 
+    def key_of_any(self, verdict_id: str) -> Key | None:
+        """The same of a verdict that is open, or was closed lately."""
+        key = _key_of(verdict_id.rpartition("#")[0])
+        known = self.any_of(key)
+        return key if known is not None and known.id == verdict_id else None
+
     def open_of_generation(
         self, generation: int, kinds: frozenset[str]
     ) -> list[tuple[Key, Verdict]]:

@@ -133,7 +133,7 @@ class Victims:
     def note(self, verdict: Verdict, now_s: float) -> None:
         """Note a verdict that was reported, as what victims may follow from."""
         self._waiting.pop(verdict.id, None)  # a crash that has got a cause of its own
-        key = self._episodes.key_of(verdict.id)
+        key = self._episodes.key_of_any(verdict.id)  # it may be over within the same beat
         is_machine = verdict.kind in _OF_MACHINES and verdict.confidence >= SURE
         if key is None or not (is_machine or verdict.kind in _NAMING | _NAMING_NOBODY):
             return
