@@ -162,5 +162,6 @@ def test_a_collective_left_out_or_of_another_size_is_a_record_of_its_rank(
         chunks = [issued[issued["chunk"] == chunk]["nbytes"] for chunk in set(issued["chunk"])]
         return sum(int((sizes < sizes.max()).sum()) for sizes in chunks)
 
+    until(lambda: odd(RANK))
     look.healthy(run, step + 6)
     assert (odd(0), odd(RANK)) == (0, 1)
