@@ -118,7 +118,7 @@ def test_a_trace_of_some_steps_says_which_and_how_to_get_all(fake: FakeRun, step
     text = "\n".join(render(summary))
     is_partial = steps > 50
     assert ("the last 50 steps before the end and each recovery" in text) == is_partial
-    assert ("`headway trace fake -o FILE` writes all" in text) == is_partial
+    assert ("`headway trace fake --steps : -o FILE` writes all" in text) == is_partial
 
 
 def test_a_stopped_run_says_how_to_resume(

@@ -44,20 +44,30 @@ def trace(
         ),
     ] = Path("trace.json"),
     steps: Annotated[
-        str, typer.Option(metavar="FIRST:LAST", help="Only these steps, both included.")
+        str,
+        typer.Option(
+            metavar="FIRST:LAST",
+            help="Only these steps, both included; `:` for all. Otherwise the last 50 before the "
+            "end and before each recovery.",
+        ),
     ] = "",
     runs_dir: RunsDir = RUNS,
     as_json: AsJson = False,
 ) -> None:
     """Write a trace of all ranks for ui.perfetto.dev."""
+    from headway.console.live.summary import TRACED_STEPS
     from headway.console.trace.export import clock_troubles, parse_steps, write_trace
 
     found = find_run(run, runs_dir)
     for trouble in [*found.fetch_records(), *clock_troubles(found)]:
         typer.echo(trouble, err=True)
-    written = write_trace(found, out, steps=parse_steps(steps))
+    newest = None if steps else TRACED_STEPS
+    written = write_trace(found, out, steps=parse_steps(steps), newest=newest)
     done = {"run": found.name, "path": out, "slices": written}
-    emit(done, as_json, [f"{out}: {written} slices; open it in https://ui.perfetto.dev"])
+    lines = [f"{out}: {written} slices; open it in https://ui.perfetto.dev"]
+    if newest is not None:
+        lines.append(f"the last {newest} steps before the end and each recovery; --steps : for all")
+    emit(done, as_json, lines)
 
 
 def replay(run: AnyRun = None, runs_dir: RunsDir = RUNS, as_json: AsJson = False) -> None:

@@ -106,7 +106,7 @@ def report(summary: Summary) -> list[str | Table]:
         if s.step > TRACED_STEPS:  # as its tracks are empty elsewhere
             lines.append(
                 f"                 the last {TRACED_STEPS} steps before the end and each recovery; "
-                f"`headway trace {s.name} -o FILE` writes all"
+                f"`headway trace {s.name} --steps : -o FILE` writes all"
             )
     if s.no_trace:
         lines.append(f"trace            not written: {s.no_trace}")
