@@ -58,7 +58,7 @@ def row(injection: str = "kill", *verdicts: dict[str, Any], **change: Any) -> di
         (row("kill", OF_NOBODY, said()), "the first verdict was unexplained_hang"),
         (row("kill", said(), innocents=["rank 1"]), "ended beside its target: rank 1"),
         (
-            row("flip", is_target_ended=True),
+            row("flip", said(), is_target_ended=True),
             "its target was ended although it worked",
         ),
         (row("kill", said(), error="not healthy"), "the run did not step again: not healthy"),
@@ -84,12 +84,12 @@ def test_nothing_is_missed_if_all_is_right() -> None:
         row("slow", said(steps=20)),
         row("nan", said(), tensor="head.weight", is_layer_right=True),
         row("locked_journal"),
-        row("flip"),
+        row("flip", said()),
     ]
     rows = [{"is_layer_right": False, **one} for one in rows]
     assert missed(rows) == []
     found = figures(rows)
-    assert (found["to_be_named"], found["named_right"], found["precision"]) == (4, 1.0, 1.0)
+    assert (found["to_be_named"], found["named_right"], found["precision"]) == (5, 1.0, 1.0)
     assert found["nan_with_layer"] == "1 of 1"
 
 

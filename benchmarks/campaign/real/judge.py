@@ -30,8 +30,6 @@ def wrong_with(row: Row) -> list[str]:
     wrong += [
         f"{said['text']} was accused" for said in row["said"] if said["accuses"] == "innocent"
     ]
-    if not one.can_be_known:
-        return wrong
     if one.says and not is_named(row):
         wrong.append("nothing right was said")
     elif one.says and not is_first_right(row):
@@ -73,11 +71,10 @@ def _late(one: Injection, row: Row) -> list[str]:
 
 def figures(rows: Sequence[Row]) -> dict[str, Any]:
     """Shares and times of all rows."""
-    known = [row for row in rows if BY_NAME[row["injection"]].can_be_known]
-    faulty = [row for row in known if BY_NAME[row["injection"]].says]
+    faulty = [row for row in rows if BY_NAME[row["injection"]].says]
     accused = Counter(said["accuses"] for row in rows for said in row["said"])
     named = [row for row in faulty if is_named(row)]
-    quiet = [row for row in known if not BY_NAME[row["injection"]].says]
+    quiet = [row for row in rows if not BY_NAME[row["injection"]].says]
     nans = [row for row in rows if BY_NAME[row["injection"]].goal == "nan"]
     return {
         "injections": len(rows),

@@ -49,8 +49,6 @@ class Injection:
     """What the verdict has to name, for ``part``."""
     factor: float = 0.0
     """Of a rank that is slowed down by another factor than that of ``headway inject``."""
-    can_be_known: bool = True
-    """False: the product does not claim to find it. It is injected, and counted apart."""
 
     @property
     def name(self) -> str:
@@ -97,7 +95,7 @@ INJECTIONS = (
     _slow("slow_disk"),
     _slow("slow", 1.2),
     Injection("nan", frozenset({"not_finite"}), goal="nan"),
-    Injection("flip", can_be_known=False),
+    Injection("flip", frozenset({"silent_corruption"})),
     Injection("flip_weight", frozenset({"silent_corruption"})),
     _odd("mismatch"),
     _odd("skip"),

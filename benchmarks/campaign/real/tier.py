@@ -34,7 +34,8 @@ LAYOUTS: Mapping[str, tuple[str, ...]] = {
 SHAPE = (
     "launch.nodes=2", "launch.ranks_per_node=2", "launch.spares=1", "launch.standbys=1",
     "model.layers=4", "model.hidden=128", "model.seq_len=128", "train.global_batch_size=16",
-    "recovery.max_node_failures=1000", "health.digest_every=4", "health.log_quiet_s=10",
+    "recovery.max_node_failures=1000", "health.digest_every=4", "health.replay_every=4",
+    "health.log_quiet_s=10",
 )  # fmt: skip
 """Four ranks with steps that are long enough to compare; a finding is over soon, so that the same
 may be injected again."""

@@ -37,7 +37,7 @@ def places(tmp_path: Path) -> Places:
 def test_what_a_rank_does_to_itself_is_armed_for_this_rank_only(fault: str, places: Places) -> None:
     said = inject(fault, [ProcessId.current()], places, 7.0, rank=3)
     (entry,) = armed(places.shm_dir.parent / "failpoints.bin")
-    assert entry.where == {"rank": 3} and entry.name == INSIDE[fault].point
+    assert entry.where == {"rank": 3, **INSIDE[fault].where} and entry.name == INSIDE[fault].point
     assert entry.action in said and said.startswith("rank 3 will do")
     assert entry.action.endswith(":7") or entry.action.startswith("damage:")
 

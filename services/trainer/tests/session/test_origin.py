@@ -122,9 +122,9 @@ def test_what_does_not_come_back_is_named_as_far_as_it_is_known(
     inject(3, 0, hit)
     spoil = Spoiler.spoil
 
-    def once(self: Spoiler, flat: FlatChunk, chunk: int, step: int) -> None:
+    def once(self: Spoiler, flat: FlatChunk, chunk: int, step: int, **how: bool) -> None:
         if not hit or step != BAD:
-            spoil(self, flat, chunk, step)
+            spoil(self, flat, chunk, step, **how)
 
     monkeypatch.setattr(Spoiler, "spoil", once)
     rank, text = _origin(_train(config))

@@ -41,15 +41,18 @@ GRIDS = [
 ]
 
 
-def config_of(schedule: str, pp: int, vp: int, tp: int = 1, **train: Any) -> RunConfig:
+def config_of(
+    schedule: str, pp: int, vp: int, tp: int = 1, dp: int = 1, replay_every: int = 0, **train: Any
+) -> RunConfig:
     return from_dict(
         RunConfig,
         {
             "model": {"layers": 8, "hidden": 16, "heads": 2, "vocab_size": 64, "seq_len": 8}
             | ({"document_end": 3} if schedule == "1f1b" else {}),
-            "parallel": {"schedule": schedule, "pp": pp, "vp": vp, "tp": tp},
-            "launch": {"ranks_per_node": pp * tp},
-            "train": {"global_batch_size": 6 * pp, "micro_batch_size": 1, "dtype": "fp32"}
+            "parallel": {"schedule": schedule, "pp": pp, "vp": vp, "tp": tp, "dp": dp},
+            "health": {"replay_every": replay_every},
+            "launch": {"ranks_per_node": pp * tp * dp},
+            "train": {"global_batch_size": 6 * pp * dp, "micro_batch_size": 1, "dtype": "fp32"}
             | {"eval_batches": 1, "steps": 5}
             | train,
         },
@@ -102,7 +105,11 @@ def launched_late(config: RunConfig, rank: int, *, rehearses: bool) -> set[tuple
     """What the rank launches for the first time once it has issued its first message."""
     place, parallel, launches = config.parallel.grid.coordinates(rank), config.parallel, Launches()
     pipe = Posting(launches, place.pp, parallel.pp)
-    sizes = {"tp": (place.tp, parallel.tp), "pp": (place.pp, parallel.pp), "dp": (place.dp, 1)}
+    sizes = {
+        "tp": (place.tp, parallel.tp),
+        "pp": (place.pp, parallel.pp),
+        "dp": (place.dp, parallel.dp),
+    }
     comms: Any = {axis: Echo(*sizes[axis]) for axis in AXES}
     world: list[Comm] = list(comms.values())
     every = EchoWorld(world, rank, parallel.world_size)
@@ -124,6 +131,15 @@ def test_nothing_is_launched_for_the_first_time_once_a_message_is_posted(
 ) -> None:
     config = config_of(schedule, pp, vp)
     for rank in sorted({0, pp // 2, pp - 1}):
+        assert launched_late(config, rank, rehearses=True) == set(), f"rank {rank}"
+
+
+@pytest.mark.parametrize(("schedule", "pp", "vp"), [("1f1b", 2, 1), ("interleaved", 2, 2)])
+def test_nor_is_anything_with_replicas_that_compare_their_gradients(
+    schedule: str, pp: int, vp: int
+) -> None:
+    config = config_of(schedule, pp, vp, dp=2, replay_every=2)
+    for rank in (0, config.parallel.world_size - 1):
         assert launched_late(config, rank, rehearses=True) == set(), f"rank {rank}"
 
 

@@ -54,7 +54,7 @@ RESPONSES: tuple[Response, ...] = (
     Response("peer_lost", "observe", 0.0, "the rank that logs it is a victim"),
     Response("nan_loss", "observe", 0.0, "the ranks count skipped steps themselves"),
     Response("not_finite", "observe", 0.0, "the step was skipped, and the weights are as before"),
-    Response("silent_corruption", "observe", 0.0, "the next step gathers the weights anew"),
+    Response("silent_corruption", "observe", 0.0, "copies and gradients are made anew"),
     Response("clock_error", "observe", 0.0, "intervals are measured by another clock"),
     Response("host_pressure", "observe", 0.0, "a rank that slows down has its own verdict"),
     Response("unobserved", "observe", 0.0, "it shows nothing about the machine"),

@@ -7,7 +7,8 @@ to a named point of its program (``headway.common.node.failpoints``).
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from headway.common.errors import InputError
@@ -22,6 +23,8 @@ class Inside:
     point: str
     how: str
     """An action of a failpoint; one that lasts is followed by the seconds."""
+    where: Mapping[str, int] = field(default_factory=dict)
+    """Beside the rank."""
 
 
 INSIDE: dict[str, Inside] = {
@@ -31,7 +34,7 @@ INSIDE: dict[str, Inside] = {
     "gil": Inside("worker.in_layer", "gil"),
     "gc": Inside("worker.in_layer", "gc"),
     "nan": Inside("worker.gradients", "damage:nan"),
-    "flip": Inside("worker.gradients", "damage:flip"),
+    "flip": Inside("worker.gradients", "damage:flip", {"compared": 1}),
     "flip_weight": Inside("worker.weights", "damage:flip"),
     "mismatch": Inside("worker.reduce", "damage:mismatch"),
     "skip": Inside("worker.reduce", "damage:skip"),
@@ -66,5 +69,5 @@ def arm_inside(fault: str, failpoints: Path, rank: int, seconds: float) -> str:
     found = INSIDE[fault]
     action = found.how if ":" in found.how else f"{found.how}:{seconds:g}"
     key = f"inject-{fault}-{rank}-{time.monotonic_ns()}"
-    arm(failpoints, found.point, action, {"rank": rank}, key)
+    arm(failpoints, found.point, action, {"rank": rank, **found.where}, key)
     return f"rank {rank} will do {action} at {found.point}"

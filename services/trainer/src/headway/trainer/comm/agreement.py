@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -92,6 +93,19 @@ def least(world: Reducer, channels: Channels, number: float, device: torch.devic
     values = torch.tensor([-number], dtype=torch.float64).to(device)
     world.all_reduce(values, "max").wait()
     return -read_when_ready(values, channels)[0]
+
+
+def total(
+    world: Reducer, channels: Channels, numbers: Sequence[float], device: torch.device
+) -> list[float]:
+    """Return the sums of equally many numbers of all ranks.
+
+    Raises:
+        Aborted: the generation was fenced.
+    """
+    values = torch.tensor(numbers, dtype=torch.float64).to(device)
+    world.all_reduce(values).wait()
+    return read_when_ready(values, channels)
 
 
 def readers_of_other_data(

@@ -98,6 +98,12 @@ class TiedTable:
                 self._pipe.send("forward", grad, 0, GRADIENT_TAG, GroupKind.TIED_GRADIENT)
             )
 
+    def apart(self, chunk: int) -> torch.Tensor | None:
+        """The table's gradient on the last stage, which no flat buffer holds; None elsewhere."""
+        if self._table is None or self._is_owner or chunk != self._last:
+            return None
+        return self._table.grad
+
     def finish(self) -> None:
         """End a pass: what was sent may change now."""
         for ticket in self._sent:

@@ -41,8 +41,8 @@ class StepResult:
     origin: Origin | None = None
     """Of a value that is not finite, where it was looked for and found."""
     corrupt: str = ""
-    """Which copies of weights differ, on the rank that is to blame or, if that is not known, on
-    the first of those that it may be."""
+    """Which copies of weights, or which gradients, differ, on the rank that is to blame or, if that
+    is not known, on the first of those that it may be."""
 
 
 @dataclass(frozen=True)
@@ -93,6 +93,9 @@ class StepHooks:
     def stop_requested(self) -> bool:
         """Whether this rank wants the run to end, independently of commands."""
         return False
+
+    def on_corrupt(self, step: int, text: str) -> None:
+        """Bits have changed by themselves; what and where, as a clause. Before ``on_step``."""
 
     def on_step(self, result: StepResult) -> None:
         """A step is complete."""

@@ -78,6 +78,8 @@ def run_steps(
             if _is_evaluation_due(context, state.step):
                 evaluate()
             result = trainer.run()
+            if result.corrupt:
+                hooks.on_corrupt(result.step, result.corrupt)
             if result.is_stopped and context.config.train.on_spike == "rollback":
                 end = state.samples + context.config.batch_ramp.size(state.samples)
                 back = SpikeRollback(result.step, result.spike, end)

@@ -8,7 +8,7 @@ before they are added up. A step that is fine costs nothing.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 
@@ -18,9 +18,10 @@ from headway.common.plan.collectives import GroupKind, Op
 from headway.common.plan.schedule.actions import Kind
 from headway.trainer.comm.agreement import least
 from headway.trainer.model.watched import Direction, is_finite, watching
-from headway.trainer.pipeline.executor import Handler, Pipeline
+from headway.trainer.pipeline.executor import Pipeline
 from headway.trainer.session.context import StepContext
 from headway.trainer.session.hooks import Origin
+from headway.trainer.session.repeat import MakePass, repeat_pass
 from headway.trainer.state.flat import FlatChunk
 from headway.trainer.state.spoil import Spoiler
 
@@ -43,9 +44,6 @@ class Sign(IntEnum):
     SUM_ONCE = 5
 
 
-MakePass = Callable[[Mapping[Kind, Handler]], Pipeline]
-
-
 def is_reported(number: int) -> bool:
     """Whether this skipped step is searched and logged: numbers 1 to 10, 20 ... 100, 200 ..."""
     return not str(number)[1:].strip("0")
@@ -64,23 +62,14 @@ def find_origin(
     search = _Search(context, spoiler)
     search.look_at_weights()
     search.look_at_sums(done.loss_sum)
-    for flat in context.flats:
-        flat.zero_grads()
-    context.tied.begin(step)
-
-    def give_batches(again: Pipeline, _: object) -> None:
-        again.batches = done.batches
-
-    handlers: dict[Kind, Handler] = {
-        Kind.DATA: give_batches,
-        Kind.ALL_GATHER: lambda *_: None,  # the parameters are complete
-        Kind.REDUCE_SCATTER: lambda _, action: search.look_at_gradients(action.chunk, step),
-        Kind.NORM: lambda *_: context.tied.finish(),
-        Kind.OPTIMIZER: lambda *_: None,
-        Kind.SNAPSHOT: lambda *_: None,
-    }
     with watching(context.chunks, search.layers, search.note_layer):
-        make_pass(handlers).run()
+        repeat_pass(
+            context,
+            step,
+            done.batches,
+            make_pass,
+            after_chunk=lambda chunk: search.look_at_gradients(chunk, step),
+        )
     return search.agree(step)
 
 

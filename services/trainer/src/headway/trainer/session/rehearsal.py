@@ -146,7 +146,8 @@ def _short(config: RunConfig) -> RunConfig:
     count = enough(parallel.schedule, parallel.pp, config.num_micro_batches)
     size = count * train.micro_batch_size * parallel.dp
     train = dataclasses.replace(train, global_batch_size=size, batch_ramp=(), eval_batches=1)
-    return dataclasses.replace(config, train=train)
+    health = dataclasses.replace(config.health, replay_every=min(config.health.replay_every, 1))
+    return dataclasses.replace(config, train=train, health=health)
 
 
 def _lock_batches(context: StepContext) -> None:

@@ -15,7 +15,7 @@ import torch
 from headway.common.node.failpoints import failpoint
 from headway.common.plan.schedule.actions import Action, Kind
 from headway.trainer.comm.agreement import Sums
-from headway.trainer.data.batches import BatchReader
+from headway.trainer.data.batches import BatchReader, MicroBatch
 from headway.trainer.optim.choice import make_optimizer
 from headway.trainer.optim.schedule import clip_scale, learning_rate
 from headway.trainer.parallel.data import DataParallel
@@ -26,6 +26,8 @@ from headway.trainer.session.commits import Commits
 from headway.trainer.session.context import StepContext
 from headway.trainer.session.hooks import Origin, StepResult
 from headway.trainer.session.origin import find_origin, is_reported
+from headway.trainer.session.repeat import repeat_pass
+from headway.trainer.session.replay import Replays
 from headway.trainer.session.replicas import Replicas
 from headway.trainer.session.spikes import SpikeGuard
 from headway.trainer.state.snapshot import TrainState
@@ -48,7 +50,7 @@ class TrainStep:
         self._control, self._commits = control, commits
         self._guard = SpikeGuard(context.config.train, state)
         self._spoiler = Spoiler(context.rank)
-        self._replicas = Replicas(context)
+        self._replicas, self._replays = Replicas(context), Replays(context)
         self._ramp = context.config.batch_ramp
         self._optimizer = make_optimizer(
             context.config.optim,
@@ -64,13 +66,15 @@ class TrainStep:
         """
         started_s, step = time.monotonic(), self._state.step
         with self._context.recorder.record(Kind.STEP, step=step):
-            for flat in self._context.flats:
-                flat.zero_grads()
             size = self._ramp.size(self._state.samples)
             totals = _StepTotals(step, self._learning_rate(step), size)
-            self._context.tied.begin(step)
             self._context.tp.record(self._context.recorder, step)
             try:
+                if self._replays.is_due(step):
+                    self._compute_for_another(totals)
+                for flat in self._context.flats:
+                    flat.zero_grads()
+                self._context.tied.begin(step)
                 self._pass(totals, self._handlers(totals)).run()
             finally:
                 self._context.tp.record(None)
@@ -100,9 +104,9 @@ class TrainStep:
         """A function for every action of the schedule that frames the computations."""
         step = totals.step
         return {
-            Kind.DATA: lambda pipeline, _: self._take_batches(pipeline, totals),
+            Kind.DATA: lambda pipeline, _: self._give_batches(pipeline, totals),
             Kind.ALL_GATHER: lambda _, action: self._data.gather(action.chunk, step),
-            Kind.REDUCE_SCATTER: lambda _, action: self._reduce(action, step),
+            Kind.REDUCE_SCATTER: lambda _, action: self._reduce(action.chunk, step),
             Kind.NORM: lambda pipeline, _: self._norm(totals, pipeline.loss_sum),
             Kind.OPTIMIZER: lambda pipeline, _: self._optimize(totals, pipeline),
             Kind.SNAPSHOT: lambda *_: self._end(totals),
@@ -139,23 +143,56 @@ class TrainStep:
         """Tokens of the step, those that do not count included."""
         return float(totals.batch_size * self._context.config.model.seq_len)
 
-    def _take_batches(self, pipeline: Pipeline, totals: _StepTotals) -> None:
+    def _give_batches(self, pipeline: Pipeline, totals: _StepTotals) -> None:
+        if not totals.batches:
+            self._take_batches(totals)
+        pipeline.batches = totals.batches
+
+    def _take_batches(self, totals: _StepTotals) -> None:
         context = self._context
         with context.recorder.record(Kind.DATA, step=totals.step):
             failpoint("worker.before_data", step=totals.step)
             count = context.config.micro_batches_of(totals.batch_size)
-            pipeline.batches = context.take_batches(self._reader, self._state.samples, count)
-        totals.num_tokens = sum(batch.num_tokens for batch in pipeline.batches)
+            totals.batches = context.take_batches(self._reader, self._state.samples, count)
+        totals.num_tokens = sum(batch.num_tokens for batch in totals.batches)
+
+    def _compute_for_another(self, totals: _StepTotals) -> None:
+        """What another replica's gradients are compared with; docs/protocol.md, section 3."""
+        self._take_batches(totals)
+        self._data.gather_all(totals.step)
+        self._replays.begin(totals.step, totals.batches, lambda made: self._pass(totals, made))
+
+    def _compute_again(self, totals: _StepTotals) -> torch.Tensor:
+        """Find out whose gradients are wrong and make those of the step anew; returns its loss."""
+        step, batches = totals.step, totals.batches
+        for chunk, flat in enumerate(self._context.flats):  # a copy may be what is wrong
+            flat.cast_shard_to_params()
+            self._data.gather(chunk, step)
+            self._data.ready(chunk, step)
+        totals.corrupt = self._replays.find(step, batches, lambda made: self._pass(totals, made))
+        again = repeat_pass(
+            self._context,
+            step,
+            batches,
+            lambda made: self._pass(totals, made),
+            after_chunk=lambda chunk: self._reduce(chunk, step),
+        )
+        self._data.finish(step)
+        return again.loss_sum
 
     def _ready(self, chunk: int, step: int) -> None:
         self._data.ready(chunk, step)
         self._context.tied.ready(chunk)
 
-    def _reduce(self, action: Action, step: int) -> None:
-        self._spoiler.spoil(self._context.flats[action.chunk], action.chunk, step)
-        self._context.chunks[action.chunk].finish_grads()
-        self._context.tied.reduce(action.chunk)
-        self._data.reduce(action.chunk, step)
+    def _reduce(self, chunk: int, step: int) -> None:
+        replays, flat = self._replays, self._context.flats[chunk]
+        is_compared = replays.is_due(step) or not replays.are_on
+        self._spoiler.spoil(flat, chunk, step, is_compared=is_compared)
+        if replays.is_due(step):
+            replays.note(chunk)
+        self._context.chunks[chunk].finish_grads()
+        self._context.tied.reduce(chunk)
+        self._data.reduce(chunk, step)
 
     def _norm(self, totals: _StepTotals, loss_sum: torch.Tensor) -> None:
         """Make the two all-reduces of a step: the sums for its norm and loss, and the agreement.
@@ -166,6 +203,8 @@ class TrainStep:
         context = self._context
         self._data.finish(totals.step)
         context.tied.finish()
+        if self._replays.is_due(totals.step) and self._replays.differ(totals.step):
+            loss_sum = self._compute_again(totals)
         # before this rank contributes: see docs/protocol.md, section 3
         with context.recorder.record(Kind.SNAPSHOT_WAIT, step=totals.step):
             context.snapshots.finish()
@@ -183,7 +222,9 @@ class TrainStep:
             on_spike = context.config.train.on_spike if totals.spike else "ignore"
             bad = not totals.is_finite or on_spike == "skip"
             agreed = self._control.agree(is_step=True, bad=bad)
-        totals.corrupt = self._replicas.compare(totals.step)
+        if not totals.is_finite:
+            totals.corrupt = ""  # found again, and to be named with its layer
+        totals.corrupt = self._replicas.compare(totals.step) or totals.corrupt
         # all ranks have the same sums, so they find the same spike
         totals.is_skipped = agreed.bad
         totals.is_stopped = on_spike in ("stop", "rollback")
@@ -226,6 +267,7 @@ class _StepTotals:
     def __init__(self, step: int, lr: float, batch_size: int) -> None:
         self.step, self.lr, self.batch_size = step, lr, batch_size
         self.num_tokens = 0.0
+        self.batches: Sequence[MicroBatch] = ()
         self.sums = Sums(0.0, 0.0, 0.0)
         self.grad_norm = 0.0
         self.grad_scale = 1.0

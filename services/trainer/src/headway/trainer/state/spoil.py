@@ -13,7 +13,10 @@ log = get_logger("spoil")
 
 
 class Spoiler:
-    """Does what is armed to the gradients of a rank, again if the step is repeated."""
+    """Does what is armed to the gradients of a rank.
+
+    A value that is not a number comes again if the step is repeated, a flipped bit does not.
+    """
 
     def __init__(self, rank: int) -> None:
         self._rank = rank
@@ -21,14 +24,19 @@ class Spoiler:
         self._done: dict[int, str] = {}
         """Of the step, by chunk."""
 
-    def spoil(self, flat: FlatChunk, chunk: int, step: int) -> None:
-        """Change the largest of ``chunk``'s gradients before they are added to those of others."""
+    def spoil(self, flat: FlatChunk, chunk: int, step: int, *, is_compared: bool = True) -> None:
+        """Change the largest of ``chunk``'s gradients before they are added to those of others.
+
+        ``is_compared`` is false if gradients are compared in other steps and not in this one.
+        """
         if step != self._step and self._done:
             self._done = {}
-        damage = damage_at("worker.gradients", step=step, chunk=chunk, rank=self._rank)
-        damage = damage or self._done.get(chunk, "")
-        if damage:
+        damage = damage_at(
+            "worker.gradients", step=step, chunk=chunk, rank=self._rank, compared=int(is_compared)
+        )
+        if damage == "nan":
             self._step, self._done[chunk] = step, damage
+        if damage := damage or self._done.get(chunk, ""):
             spoil(damage, flat)
 
 

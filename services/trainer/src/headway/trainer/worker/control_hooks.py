@@ -112,6 +112,10 @@ class ControlHooks(StepHooks):
         """Report it with the next beat."""
         self._context.view.applied = sequence
 
+    def on_corrupt(self, step: int, text: str) -> None:
+        """Log it, where the node's agent finds it."""
+        log.error(f"silent data corruption: {text}", step=step)
+
     def on_step(self, result: StepResult) -> None:
         """Report the step to the executor; the first one of a generation at once."""
         context = self._context
@@ -124,8 +128,6 @@ class ControlHooks(StepHooks):
         failpoint("worker.before_report", step=result.step)
         if result.skipped:
             self._log_skipped(result)
-        if result.corrupt:
-            log.error(f"silent data corruption: {result.corrupt}", step=result.step)
         if self._reports or self._is_witness:
             metrics = StepMetrics(
                 generation=self._generation,

@@ -1,0 +1,50 @@
+"""Computes the micro-batches of a step once more, without the collectives that frame a step."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+
+from headway.common.plan.schedule.actions import Kind
+from headway.trainer.data.batches import MicroBatch
+from headway.trainer.pipeline.executor import Handler, Pipeline
+from headway.trainer.session.context import StepContext
+
+MakePass = Callable[[Mapping[Kind, Handler]], Pipeline]
+
+
+def repeat_pass(
+    context: StepContext,
+    step: int,
+    batches: Sequence[MicroBatch],
+    make_pass: MakePass,
+    after_chunk: Callable[[int], None],
+) -> Pipeline:
+    """Run the schedule on ``batches``, on all ranks together; returns the pass that is done.
+
+    The parameters must be complete. ``after_chunk`` is called with each chunk whose gradients are
+    those of this rank alone then; whatever is to be added to them, it adds.
+
+    Raises:
+        Aborted: the generation was fenced. RuntimeError: a peer failed.
+    """
+    for flat in context.flats:
+        flat.zero_grads()
+    context.tied.begin(step)
+
+    def give_batches(again: Pipeline, _: object) -> None:
+        again.batches = batches
+
+    def nothing(*_: object) -> None:
+        """The parameters are complete, and the state stays as it is."""
+
+    handlers: dict[Kind, Handler] = {
+        Kind.DATA: give_batches,
+        Kind.ALL_GATHER: nothing,
+        Kind.REDUCE_SCATTER: lambda _, action: after_chunk(action.chunk),
+        Kind.NORM: lambda *_: context.tied.finish(),
+        Kind.OPTIMIZER: nothing,
+        Kind.SNAPSHOT: nothing,
+    }
+    again = make_pass(handlers)
+    again.run()
+    return again
