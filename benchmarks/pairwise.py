@@ -218,6 +218,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     options = parser(__doc__)
     options.add_argument("--simulated", type=int, default=3000, help="fleets per case")
     options.add_argument("--times", type=int, default=20, help="emulated fleets per case")
+    options.add_argument("--only", nargs="+", choices=CASES, default=CASES, help="emulate these")
     options.add_argument("--seed", type=int, default=1)
     given = options.parse_args(argv)
     simulated = simulated_shares(given.simulated, given.seed)
@@ -228,8 +229,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     if not reason:
         chance = random.Random(given.seed)
         with emulated() as place:
-            for number in range(given.times * len(CASES)):
-                rows.append(trial(place, CASES[number % len(CASES)], chance))
+            for case in tuple(given.only) * given.times:
+                rows.append(trial(place, case, chance))
                 print(json.dumps(rows[-1]), flush=True)
     print("emulated:", summary(rows) or f"skipped: {reason}", flush=True)
     wrong = [f"{row['case']}: bad {row['bad']}, named {row['named']}" for row in rows]
