@@ -76,6 +76,19 @@ def test_lost_and_doubled_rows_do_not_hide_a_slow_rank() -> None:
     assert abs(found.since - FIRST - 20) <= 1
 
 
+def test_a_row_with_a_damaged_generation_hides_no_other() -> None:
+    steps = PlayedSteps(Grid(pp=2, dp=4))
+    steps.own_us[20:, 5] *= 1.2
+
+    def damaged(rows: Rows) -> Rows:
+        generation = rows.generation.copy()
+        generation[3] = 2**40
+        return replace(rows, generation=generation)
+
+    [found] = slowness_of(steps.table(damaged))
+    assert found.ranks == (5,)
+
+
 def test_of_a_repeated_step_the_newest_generation_counts() -> None:
     steps = PlayedSteps(Grid(pp=2, dp=4))
     rows = steps.rows()

@@ -136,16 +136,18 @@ def _is_judged(generation: Ints, step: Ints) -> npt.NDArray[np.bool_]:
     """Whether each row counts.
 
     Neither the first steps of its generation do, nor steps from which on a newer one has begun
-    again.
+    again. A generation of which there is one row among many of others is a damaged number.
     """
     if not len(step):
         return np.zeros(0, np.bool_)
-    _, number = np.unique(generation, return_inverse=True)
+    _, number, counts = np.unique(generation, return_inverse=True, return_counts=True)
     never = np.iinfo(np.int64).max
     first = np.full(int(number.max()) + 1, never)
-    np.minimum.at(first, number, step)
+    is_real = (counts > 1)[number] | (len(step) == len(counts))
+    np.minimum.at(first, number[is_real], step[is_real])
     again = np.minimum.accumulate(np.append(first[1:], never)[::-1])[::-1]
-    return np.asarray((step >= first[number] + WARM_STEPS) & (step < again[number]))
+    is_warm = step >= np.minimum(first, never - WARM_STEPS)[number] + WARM_STEPS
+    return np.asarray(is_real & is_warm & (step < again[number]))
 
 
 def _waits(rows: Rows, row_of: Ints) -> dict[int, Floats]:
