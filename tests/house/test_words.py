@@ -86,6 +86,8 @@ NAMES = {
 }
 """Name -> the field's own."""
 
+HANGING = re.compile(r"(Of|The same|As|Who|With) ")
+
 RECORDS = ("docs/lab_log.md",)
 """What was written on its day stays as it was."""
 
@@ -168,6 +170,25 @@ def test_no_name_of_the_code_is_of_a_language_of_its_own() -> None:
     ]
     assert len(sources) > 500 and found == []
     assert list(_names("class Hands: pass"))[1] == (1, "Hands"), "a name is found"
+
+
+def hanging(text: str) -> list[tuple[int, str]]:
+    """(line, start) of docstrings whose first words need what stands above them."""
+    return [
+        (node.lineno, node.value.value[:40])
+        for node in ast.walk(ast.parse(text))
+        if isinstance(node, ast.Expr)
+        and isinstance(node.value, ast.Constant)
+        and isinstance(node.value.value, str)
+        and HANGING.match(node.value.value)
+    ]
+
+
+def test_a_docstring_can_be_read_alone_in_an_editor() -> None:
+    sources = [name for name in _files() if "/src/" in name and name.endswith(".py")]
+    found = {name: lines for name in sources if (lines := hanging((ROOT / name).read_text()))}
+    assert len(sources) > 500 and found == {}
+    assert hanging('x = 1\n"""Of the log."""\n') == [(2, "Of the log.")]
 
 
 @pytest.mark.parametrize(

@@ -159,7 +159,7 @@ class RunFrames(RunRecords):
         return Performance(self, first_step=first_step, last_step=last_step)
 
     def diagnosis(self) -> RunDiagnosis:
-        """Who holds it up or is slow, in words and as pictures."""
+        """Diagnose who holds it up or is slow, in words and as pictures."""
         from headway.console.reports.diagnosis import RunDiagnosis
 
         return RunDiagnosis(self)

@@ -25,7 +25,7 @@ Seconds = npt.NDArray[np.float64]
 
 @dataclass(frozen=True)
 class RankTimes:
-    """Of one action; ``seconds`` is [steps, ranks], NaN where nothing is recorded."""
+    """Times of one action by rank; ``seconds`` is [steps, ranks], NaN where nothing is recorded."""
 
     label: str
     grid: Grid
@@ -89,7 +89,7 @@ def lower_median(values: Seconds, axis: int) -> Seconds:
 
 
 def _table(name: str, grid: Grid, rows: pl.DataFrame) -> RankTimes:
-    """Of a step that was done again the newest attempt counts."""
+    """Make a table of the rows; the newest attempt at a repeated step counts."""
     newest = pl.col("generation") == pl.col("generation").max().over("step")
     sums = (
         rows.filter(newest & pl.col("rank").is_between(0, grid.world_size - 1))

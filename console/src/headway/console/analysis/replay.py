@@ -22,8 +22,8 @@ class Operation:
     rank: int
     stage: int
     seconds: float
-    """Of a computation, how long it took. Of communication, what the transfer took once the last of
-    its ranks had arrived: equal on all of them."""
+    """How long a computation took. For communication, what the transfer took once the last of its
+    ranks had arrived: equal on all of them."""
     meeting: Hashable = None
     """Equal on all ranks that communicate with each other here; None of a computation."""
     begins: bool = True

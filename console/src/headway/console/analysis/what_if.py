@@ -20,7 +20,7 @@ Key = TypeVar("Key", int, str)
 MAX_STEPS = 8
 """Replayed for each cause, evenly from all that were recorded."""
 LEAST_SHARE = 0.5
-"""Of what is lost: from here on something counts as the cause."""
+"""Share of the loss from which on something counts as its cause."""
 LEAST_SLOWDOWN = 1.1
 """Below it a job is said to have no stragglers (as in the paper, section 4)."""
 
@@ -30,7 +30,7 @@ class WhatIf:
     """What is lost by stragglers, and by what; shares may add up to more or less than one."""
 
     seconds: float
-    """Of a step, mean; without time between operations."""
+    """Mean time of a step, without the time between operations."""
     ideal_seconds: float
     by_rank: dict[int, float]
     by_stage: dict[int, float]

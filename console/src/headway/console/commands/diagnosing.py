@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from headway.console.analysis.replay import Step
 
 MAX_STEPS = 64
-"""Of a run, the newest so many are replayed."""
+"""How many of the newest steps of a run are replayed."""
 
 
 def register(app: typer.Typer) -> None:

@@ -8,5 +8,5 @@ from headway.trainer.config import RunConfig
 
 
 def shared(config: RunConfig) -> RunConfig:
-    """The same without what only the run itself may know."""
+    """Return the configuration without what only the run itself may know."""
     return replace(config, health=config.health.without_secrets())

@@ -24,7 +24,7 @@ FOLDER = Path(__file__).with_name("page")
 SCRIPTS = ("sheet", "heat", "grid", "graph", "steps", "pictures")
 """Put together in this order, after ``LOOK``, they draw."""
 FRAME_HEIGHT = 760
-"""Of a page in a notebook, in pixels; it is scrolled inside."""
+"""Height of a page in a notebook, in pixels; it is scrolled inside."""
 
 Array = npt.NDArray[Any]
 

@@ -11,7 +11,7 @@ from headway.console.analysis.group_steps import group_step
 from headway.console.pictures.page import Picture
 
 MAX_BARS = 60_000
-"""Of one picture; the longest are kept."""
+"""Most bars of one picture; the longest are kept."""
 NOBODY = -1
 LEAST_UNIT_US, MAX_UNITS = 0.1, 2**31 - 1
 """Times are whole numbers of a unit that the longest step fits into."""
@@ -25,7 +25,7 @@ _NOTE = (
 def group_timeline(
     actions: pl.DataFrame, grid: Grid, axis: Axis, rank: int, step: int | None = None
 ) -> Picture:
-    """Of the tp, pp or dp group of a rank; ``actions`` as ``step_actions`` returns them.
+    """Draw the steps of a rank's tp, pp or dp group; ``actions`` as ``step_actions`` returns them.
 
     Raises:
         InputError: the step is not recorded on any of these ranks.

@@ -26,7 +26,7 @@ _NOTE = (
 
 
 def wait_graph(graph: WaitGraph) -> Picture:
-    """Of any number of ranks."""
+    """Draw who waits for whom, for any number of ranks."""
     found = ways(graph)
     why = culprits(graph)
     names = [name[:MAX_NAME] for name in graph.operations]

@@ -1,4 +1,4 @@
-"""Who is slow, who waits for whom: ``run.diagnosis()`` of a notebook, and the page of a diagnosis.
+"""Shows who is slow and who waits for whom, in a notebook and on the page of a diagnosis.
 
 What is drawn is computed in ``analysis``, and packed for the page in ``pictures``.
 """
@@ -78,7 +78,7 @@ class RunDiagnosis:
 
     @cached_property
     def waiting(self) -> WaitGraph | None:
-        """Who waits for whom now; None if no flight ring of the run is on this machine."""
+        """The graph of waits now; None if no flight ring of the run is on this machine."""
         folders = sorted((shm_root() / self._run.folder.run_id).glob("n*"))
         return waiting_in(folder for folder in folders if folder.name[1:].isdigit())
 
@@ -96,7 +96,7 @@ class RunDiagnosis:
         return self._page(self._grid_picture())
 
     def wait_graph(self) -> Page:
-        """Who waits for whom now.
+        """Draw who waits for whom now.
 
         Raises:
             InputError: no flight ring of the run is on this machine.

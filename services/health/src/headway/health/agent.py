@@ -114,7 +114,7 @@ class NodeWatch:
             self._refuse(refused)
         self._host: HostSignals | None = None
         self._machine: Machine | None = None
-        """As it was last sent."""
+        """The machine as it was last sent; None before that."""
         self._sequence = 0
         self.newest: AgentBeat | None = None
 

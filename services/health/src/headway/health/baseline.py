@@ -43,7 +43,7 @@ class Baseline(msgspec.Struct, frozen=True):
         ]
 
     def with_machine(self, machine: Machine, values: Values) -> Baseline:
-        """The same with new values of one machine; those it has no new ones for stay."""
+        """A copy with new values for one machine, whose other values stay."""
         fleet = self.hosts.get(machine.host_type, {})
         own = {**fleet.get(machine.hostname, {}), **values}
         return Baseline(hosts={**self.hosts, machine.host_type: {**fleet, machine.hostname: own}})

@@ -181,7 +181,7 @@ def brief_of(verdict: Verdict) -> dict[str, Any]:
 
 
 def brief_text(row: Mapping[str, Any], now_s: float, done: str = "") -> str:
-    """Of such values five lines: who, where, why, how sure, and what to do.
+    """A brief as five lines: who, where, why, how sure, and what to do.
 
     ``done`` is what the driver has done about it since.
     """
@@ -192,7 +192,7 @@ def brief_text(row: Mapping[str, Any], now_s: float, done: str = "") -> str:
 
 
 def waiting_in(folders: Iterable[Path]) -> WaitGraph | None:
-    """Who waits for whom in a run's newest generation; None without a flight ring.
+    """The wait graph of a run's newest generation; None without a flight ring.
 
     A run that makes progress looks alike in the middle of a step.
 

@@ -138,8 +138,9 @@ class HealthConfig:
     may take 60 s, and one to a healthy one takes milliseconds."""
 
     gpu_deadline_s: float = 20.0
-    """The same for the process that reads NVML, its start and NVML's initialisation included,
-    which takes seconds on a machine with eight GPUs and no persistence mode."""
+    """A reading of NVML that lasts longer is reported as hung. This includes starting the process
+    that reads, and initialising NVML, which take seconds on a machine with eight GPUs and no
+    persistence mode."""
 
     counter_window_s: float = 60.0
     """Time over which the errors of a port, a link or an interface are added up."""
@@ -150,7 +151,8 @@ class HealthConfig:
     error in that time at 400 Gb/s; single ones come with each lost link."""
 
     gpu_link_errors: int = 100
-    """The same for the NVLinks and for PCIe of a GPU."""
+    """NVLink errors of a GPU, or PCIe transfers that it repeated, within ``counter_window_s`` that
+    are reported."""
 
     net_drops: int = 1000
     """Packets that an interface drops within ``counter_window_s``, if they also are more than
@@ -219,15 +221,15 @@ class HealthConfig:
         return SUITE_START_S + len(QUICK_CHECKS) * (self.check_deadline_s + CHECK_END_S)
 
     def with_rules(self, files: Iterable[str]) -> HealthConfig:
-        """The same with further files of rules."""
+        """A copy with further files of rules."""
         return replace(self, rules=(*self.rules, *files))
 
     def notifying(self, urls: Iterable[str]) -> HealthConfig:
-        """The same with further addresses that verdicts are sent to."""
+        """A copy with further addresses that verdicts are sent to."""
         return replace(self, notify=(*self.notify, *urls))
 
     def without_secrets(self) -> HealthConfig:
-        """The same as others may see it: of each web address only scheme, host and port."""
+        """A copy that others may see: of each web address only scheme, host and port."""
         return replace(self, notify=tuple(map(shown, self.notify)))
 
     def __post_init__(self) -> None:
@@ -286,5 +288,5 @@ class EventsConfig:
 
     @property
     def keep_bytes(self) -> int:
-        """The same in bytes."""
+        """Disk space for the records of one node, in bytes."""
         return int(self.keep_gib * (1 << 30))

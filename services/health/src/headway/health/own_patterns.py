@@ -12,7 +12,7 @@ from typing import Any, Final
 from headway.common.log import get_logger
 
 LIMIT_S: Final = 0.1
-"""Of one line, in CPU time: a thousand times what an ordinary pattern takes on the longest."""
+"""Most CPU time for one line: a thousand times what an ordinary pattern takes on the longest."""
 _OTHERS_ONLY: Final = re.compile(r"\{[^{}]*[a-z<=][^{}]*\}|\[\[:")
 """What ``regex`` understands differently: fuzzy matches and POSIX classes."""
 _log = get_logger("rules")

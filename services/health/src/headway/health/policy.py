@@ -100,8 +100,7 @@ RAISED: Final = Advice(
     "read the traceback in the rank's log: the process lives and joins the next generation",
     0.99,
 )
-"""Of a rank that has left its generation by an error; what the error says may replace the remedy.
-"""
+"""Advice on a rank that left its generation by an error, whose text may replace the remedy."""
 
 
 def advice_for(kind: str, **names: str) -> Advice:

@@ -48,7 +48,7 @@ REPEATED: Final = frozenset({"crash", "stopped", "node_silent", "fabric_cut", "f
 LATE_BEATS: Final = 3
 """Missing beats after which a node may be why other ranks wait, so that none is judged yet."""
 NO_MACHINE: Final = Machine()
-"""Of a node that has not reported what it consists of."""
+"""Machine of a node that has not reported what it consists of."""
 
 
 class MonitorState:

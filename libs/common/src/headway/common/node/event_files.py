@@ -59,7 +59,7 @@ class WindowFacts(msgspec.Struct, frozen=True, kw_only=True):
     """The boot of the machine whose monotonic clock the times are of."""
     start_ns: int
     end_ns: int
-    """Of the last record that begins or ends in it."""
+    """Latest time at which a record begins or ends in it."""
     ranks: dict[int, RankFacts]
     """Also of ranks that have no record in this window."""
 

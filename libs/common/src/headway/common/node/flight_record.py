@@ -34,7 +34,7 @@ RECORD = np.dtype(
     ]
 )
 _FIELDS = struct.Struct("<BBHiiIhBBIQQQQQ")
-"""The same for single records, of which numpy takes ten times as long to read each."""
+"""The layout for single records, of which numpy takes ten times as long to read each."""
 assert _FIELDS.size == RECORD.itemsize
 WAITING = 1
 """Flag of a record that spans a wait, not the issue, of a message or collective."""

@@ -143,11 +143,11 @@ class GroupCount(NamedTuple):
     """See ``plan.collectives``: ``members`` gives its ranks."""
     size: int
     op: int
-    """Of the newest one entered, 0 before the first."""
+    """Operation of the newest one entered, 0 before the first."""
     entered: int
     done: int
     nbytes: int
-    """Of the newest one entered, on this rank."""
+    """Bytes of the newest one entered, on this rank."""
     entered_ns: int
     """When that was, 0 before the first; ``time.monotonic_ns``."""
     done_ns: int

@@ -90,7 +90,7 @@ def _decoder_of(types: tuple[type[Message], ...]) -> Callable[[bytes], Message]:
 
 
 def _decode_slowly(body: bytes, accepted: Mapping[str, type[M]]) -> M:
-    """The same in two passes, which find out what is wrong."""
+    """Decode in two passes, which find out what is wrong."""
     try:
         tag = _read_tag(body).t
     except _DECODE_ERRORS as error:

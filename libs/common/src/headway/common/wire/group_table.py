@@ -16,7 +16,7 @@ class GroupRow(NamedTuple):
     """How far a rank is in one of its groups; a tuple, as there are up to 16 for each rank."""
 
     line: int
-    """Of the group table: ``plan.collectives`` has its kind, and which end of messages it is."""
+    """Line of the group table; ``plan.collectives`` decodes its kind and end of messages."""
     number: int
     """The group's lowest rank; of messages, the rank that sends them."""
     size: int
@@ -24,11 +24,11 @@ class GroupRow(NamedTuple):
     op: int
     """``plan.collectives.Op`` of the newest one entered, 0 before the first."""
     nbytes: int
-    """Of the newest one entered, on this rank."""
+    """Bytes of the newest one entered, on this rank."""
     entered: int
     """Collectives or messages that the rank has entered in its generation."""
     done: int
-    """Of those, how many its transport has finished."""
+    """How many of the entered ones its transport has finished."""
     entered_ago_ms: int
     """Since the newest was entered, -1 before the first."""
     done_ago_ms: int

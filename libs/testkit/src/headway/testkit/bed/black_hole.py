@@ -56,7 +56,7 @@ class Rule:
     """Only of TCP and UDP with such a port on either side; None for all packets."""
     result: int
     share: float = 1.0
-    """Of these packets, chosen at random."""
+    """Share of these packets, chosen at random."""
 
 
 def program(rules: Iterable[Rule], otherwise: int = PASS) -> list[Instruction]:

@@ -24,7 +24,7 @@ from headway.common.plan.schedule.lower import lower
 
 GRID_175B = Grid(tp=8, pp=8, dp=2, vp=6)
 MICRO_BATCHES_175B = 64
-"""As MegaScale trains its 175B model (arXiv 2402.15627, table 2: pp 8, vp 6)."""
+"""Micro-batches per step of MegaScale's 175B model (arXiv 2402.15627, table 2: pp 8, vp 6)."""
 TP_PER_PASS = 2 * 2
 """Collectives of tensor parallelism in one pass over two layers, gather and scatter."""
 _NS = {Kind.FORWARD: 9e6, Kind.BACKWARD: 18e6, Kind.OPTIMIZER: 40e6, Kind.DATA: 2e6}

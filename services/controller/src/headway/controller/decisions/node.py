@@ -59,7 +59,7 @@ class Node:
     """It was silent, and has shown no living worker since."""
     check: CheckState = "none"
     check_number: int = 0
-    """Of the newest check that was ordered; results of older ones do not count."""
+    """Number of the newest check that was ordered; results of older ones do not count."""
     check_since: float = 0.0
     """When it was ordered, and from its result on, when that came."""
     check_failures: int = 0

@@ -120,7 +120,7 @@ def _holder(name: str) -> str:
 
 
 def _commands(fault: str, device: str, address: str) -> list[str]:
-    """Of ``tc``, for an interface without queues and filters of its own."""
+    """Commands of ``tc``, for an interface without queues and filters of its own."""
     if _is_queue(fault):
         limited = f"rate {LIMIT_MBIT:g}mbit quantum 65536" if fault == "bandwidth" else _UNLIMITED
         chosen = f'bpf bytecode "{_program(_SOURCE, address, 1.0, _CLASS)}"'

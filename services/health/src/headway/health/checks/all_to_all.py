@@ -35,7 +35,7 @@ from headway.health.measure.streams import (
 
 LOOPBACK = "127.0.0.1"
 MOST_PROCESSES = 8
-"""As many as a machine usually has GPUs, and so ranks."""
+"""Most processes that are started: a machine usually has as many GPUs, and so ranks."""
 NUM_BYTES = 8 * MIB
 """From each process to each other one."""
 

@@ -32,7 +32,7 @@ class Copies:
     """All copies that were measured."""
 
     meshes: list[Mesh]
-    """Of one kind each, whose copies should be equally fast."""
+    """One mesh for each kind of copy; all copies of a kind should be equally fast."""
     num_gpus: int
     no_gpus: str = ""
     """Why there is none."""

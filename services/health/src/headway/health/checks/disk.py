@@ -23,7 +23,7 @@ class Written:
     """Negative if it could not be asked."""
     bytes_per_s: float = 0.0
     is_whole: bool = True
-    """The same bytes came back."""
+    """Whether the bytes that were read are those that were written."""
     trouble: str = ""
     """Why nothing could be written; empty if it could."""
 

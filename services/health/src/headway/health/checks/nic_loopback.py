@@ -108,7 +108,7 @@ def _measure(found: dict[str, str], memories: list[Memory], thresholds: Threshol
 
 
 def confirmed(mesh: Mesh, measure: Callable[[str, str], Received], thresholds: Thresholds) -> Mesh:
-    """The same with the slow ways measured once more, of which the better time counts.
+    """Measure the slow ways of a mesh once more, and keep the better result of the two.
 
     Other work on the machine slows single transfers, too, but seldom the same ones twice.
     """

@@ -20,7 +20,7 @@ class Installed:
     python: str
     kernel: str
     versions: dict[str, str]
-    """Of all distributions, by name."""
+    """Version of each distribution, by name."""
 
 
 def check(settings: CheckSettings) -> Finding:

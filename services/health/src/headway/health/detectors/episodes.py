@@ -74,7 +74,7 @@ class Episodes:
         return self._keys_of_id.get(verdict_id)
 
     def key_of_any(self, verdict_id: str) -> Key | None:
-        """The same of a verdict that is open, or was closed lately."""
+        """The problem of a verdict that is open or was closed lately, None if it is neither."""
         key = _key_of(verdict_id.rpartition("#")[0])
         known = self.any_of(key)
         return key if known is not None and known.id == verdict_id else None

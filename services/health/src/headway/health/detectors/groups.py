@@ -1,4 +1,4 @@
-"""Who has entered a collective and who has not, from the group tables of all ranks in a hang."""
+"""Finds which ranks have and have not entered a collective, from all group tables in a hang."""
 
 from __future__ import annotations
 

@@ -23,7 +23,7 @@ from headway.health.slowness.steps import StepTable
 
 KEY = "slow"
 NEWEST_STEPS = 8
-"""Of a rank that has none of them nothing new is known."""
+"""Newest steps that are looked at; nothing new is known of a rank that has none of them."""
 
 
 class SlowRanks:

@@ -42,7 +42,7 @@ _SENDER: Final = {
     "node (same user or root), or the process itself (a native crash)",
     "stopped": "a user or program on this node (same user or root); Headway never sends SIGSTOP",
 }
-"""Who can have sent the signal."""
+"""Possible senders of the signal, by how the process ended."""
 Identity = tuple[int, int, int, EndKind]
 
 
@@ -53,7 +53,7 @@ class Ended:
     key: Key
     end: WorkerEnd
     worker: WorkerSignals
-    """As it was last seen, with what its executor knows of its end."""
+    """The process as it was last seen, with what its executor knows of its end."""
 
 
 class WorkerEnds:

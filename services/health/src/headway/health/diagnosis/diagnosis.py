@@ -47,7 +47,7 @@ class Diagnosis:
     kind: Kind
     cause: Cause
     summary: str
-    """Who and what, in one sentence."""
+    """What is wrong with whom, in one sentence."""
     culprits: tuple[Subject, ...] = ()
     victims: tuple[Subject, ...] = ()
     """They only wait, or their errors follow from the fault."""

@@ -35,7 +35,7 @@ _ELSEWHERE = frozenset({"line", "finding", "why", "where", "ranks_waiting", "sin
 
 
 def diagnosis_of(verdict: Verdict) -> Diagnosis:
-    """The same facts, in the words of a diagnosis."""
+    """The facts of a verdict, in the words of a diagnosis."""
     facts = {one.name: _plain(one.value) for one in verdict.evidence}
     subject = subject_of(verdict)
     return Diagnosis(

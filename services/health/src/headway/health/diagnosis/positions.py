@@ -36,7 +36,7 @@ class Operation:
     num_elements: int = -1
     """On this rank; -1 if unknown."""
     dtype: str = ""
-    """Of its elements; empty if unknown."""
+    """Type of the elements; empty if unknown."""
 
     @property
     def has_own_sizes(self) -> bool:
@@ -75,7 +75,7 @@ class Position:
     pending: tuple[Pending, ...] = ()
     """Entered and not finished, the oldest first."""
     operations: dict[tuple[str, int], Operation] = field(default_factory=dict)
-    """Of the (group, sequence) that are still known."""
+    """Operations that are still known, by (group, sequence)."""
     is_working: bool = False
     """Whether its host is known to wait for no other rank, whatever is pending."""
     runs_ahead: bool = False

@@ -1,4 +1,4 @@
-"""Who holds up a hung run: the sinks of the graph of who waits for whom.
+"""Finds which ranks hold up a hung run: the sinks of the graph of who waits for whom.
 
 A rank waits for every member of a group that has not entered the operation which the rank is in. A
 rank that others wait for and that itself waits for nobody is a culprit, as in MegaScale 5.2, where
@@ -79,7 +79,7 @@ def find_holdups(scene: Scene) -> list[Holdup]:
 
 
 def holdups_of(scene: Scene, graph: Graph) -> list[Holdup]:
-    """The same of a graph that ``build`` has made of the scene."""
+    """The holdups of a scene, from the graph that ``build`` has made of it."""
     sinks = [node for node in graph.comes_from if not graph.leads_to.get(node)]
     found = _merge(_holdup(scene, graph, node) for node in sinks)
     explained = graph.behind(sinks)
@@ -95,7 +95,7 @@ def holdups_of(scene: Scene, graph: Graph) -> list[Holdup]:
 
 
 def build(scene: Scene) -> Graph:
-    """Who waits in which operation, and whom each operation waits for."""
+    """The graph of operations that ranks wait in, and of ranks that each operation waits for."""
     graph = Graph(defaultdict(list), defaultdict(list), {})
     fronts = {rank: _front(position) for rank, position in scene.positions.items()}
     operations: set[Operation] = set()

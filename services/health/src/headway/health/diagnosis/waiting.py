@@ -1,4 +1,4 @@
-"""Who waits for whom, as data for pictures."""
+"""The graph of who waits for whom, as data for pictures."""
 
 from __future__ import annotations
 

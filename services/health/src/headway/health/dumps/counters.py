@@ -57,7 +57,7 @@ _PERF_NAMES: Final = {
     "PortRcvRemotePhysicalErrors": "port_rcv_remote_physical_errors",
     "ExcessiveBufferOverrunErrors": "excessive_buffer_overrun_errors",
 }  # fmt: skip
-"""Of perfquery, as sysfs names them."""
+"""Name of a counter in perfquery's output -> its name in sysfs."""
 
 
 @dataclass(frozen=True, slots=True)

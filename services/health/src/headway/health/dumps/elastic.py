@@ -53,7 +53,7 @@ class ElasticReader:
     def __init__(self) -> None:
         self._found: dict[tuple[int, int, int, str], WorkerFailure] = {}
         self._hosted: set[tuple[int, int, int]] = set()
-        """Of those whose host is known."""
+        """(local rank, exit code, pid) of the failures whose host is known."""
         self._is_root = False
         self._entry: dict[str, str] = {}
         self._line = 0

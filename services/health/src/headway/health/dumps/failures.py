@@ -16,7 +16,7 @@ from headway.health.dumps.log_lines import MAX_SHOWN, LogLine, split_line
 
 MAX_FAILURES: Final = 20_000
 MAX_FRAMES: Final = 200
-"""Of one traceback; of a longer one, such as of a recursion without end, the last are kept."""
+"""Most frames kept of one traceback: the last ones of a longer one, as in endless recursion."""
 HEADING: Final = "Traceback (most recent call last):"
 WORDS: Final = (HEADING, "Error", "Exception", "KeyboardInterrupt", "above exception")
 """A line without any of these does not begin, name or join a traceback."""
@@ -47,7 +47,7 @@ class Failure:
     """Innermost first; empty if only the last line is there."""
     at_s: float | None
     line: int
-    """Of the error in the log."""
+    """Line number of the error in the log."""
     is_cause: bool
     """Whether another traceback of the same process follows that came from this one."""
 

@@ -38,7 +38,7 @@ class Frame:
 
     function: str
     file: str
-    """As printed: the whole path or its end."""
+    """Path of the file as printed, whole or only its end."""
     line: int
     """-1 if not printed."""
 

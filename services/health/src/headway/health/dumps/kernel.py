@@ -20,7 +20,7 @@ from headway.health.rulebook import RuleBook, Severity, pci_address
 from headway.health.sources.lines import OF_KERNEL, LineMatcher
 
 MAX_MARKS: Final = 50_000
-"""Of one file; more are only counted."""
+"""Most marks kept of one file; more are only counted."""
 _XID = re.compile(r"NVRM: Xid \((?:PCI:)?[0-9a-fA-F:.]+\): (\d{1,4})\b")
 _HOST = re.compile(
     r"^(?:[A-Z][a-z]{2} +\d{1,2} [\d:.]+|\d{4}-\d\d-\d\dT\S+) (?P<host>[\w.-]{1,253}) kernel: "
@@ -36,14 +36,14 @@ class KernelMark:
     cause: Cause
     severity: Severity
     confidence: float
-    """Of its rule, 0..1."""
+    """Confidence of its rule, 0..1."""
     remedy: str
     host: str
     """By the line or the file's name; empty if unknown."""
     subject: str
     """``gpu``, ``nic``, ``mount`` or ``node``."""
     name: str
-    """Of the subject, such as ``0000:b3:00.0`` or ``ibs3``; empty if the line does not name it."""
+    """Name of the subject, such as ``0000:b3:00.0`` or ``ibs3``; empty if the line has none."""
     pci: str
     """Address of the device in the line, empty without one."""
     xid: int

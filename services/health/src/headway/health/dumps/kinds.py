@@ -38,7 +38,7 @@ class Recognised:
 
 
 _FLIGHT_KEYS: Final = (b"entries", b"pg_config", b"pg_status", b"comm_lib_version", b"nccl_version")
-"""Of a flight recorder's dump: with thousands of ranks, its entries begin behind the head."""
+"""Keys of a flight recorder's dump: with thousands of ranks, its entries begin behind the head."""
 _SYSFS: Final = re.compile(
     r"(?:/ports/\d+/(?:(?:hw_)?counters/\w+|state|phys_state|rate|link_layer)|/statistics/\w+)$"
 )

@@ -17,11 +17,11 @@ from pathlib import Path
 from typing import BinaryIO, Final
 
 HEAD_BYTES: Final = 64 << 10
-"""Of a file, what its format is judged by."""
+"""Bytes at the start of a file by which its format is judged."""
 MAX_LINE_BYTES: Final = 16 << 10
 """Longer lines are given in pieces: a progress bar may write megabytes without a line end."""
 MAX_TEXT_BYTES: Final = 64 << 20
-"""Of a file that only makes sense as a whole, such as JSON."""
+"""Largest file that is read if it only makes sense as a whole, such as JSON."""
 _MARKS: Final = (
     (codecs.BOM_UTF8, "utf-8-sig"),
     (codecs.BOM_UTF32_LE, "utf-32"),

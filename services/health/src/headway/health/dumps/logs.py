@@ -22,7 +22,7 @@ _WORDS: Final = (
 _STAMPED_LINES: Final = 1000
 """At the beginning of a log, how many are searched for when it was begun."""
 _STACK_LINES: Final = 10_000
-"""Of one rank."""
+"""Most lines of stacks kept of one rank."""
 _BEGIN = re.compile(
     r"\b(?:job|run|training|launch\w*)\b.{0,40}\b(?:start|beg[aiu]n|launch)\w*"
     r"|\b(?:start(?:ed|ing)? ?(?:time|at)|launched at)\b",

@@ -51,7 +51,7 @@ class BandwidthRow:
 
     size_bytes: int
     op: str
-    """Of the reduction, ``none`` or empty without one."""
+    """Operation of the reduction, ``none`` or empty without one."""
     root: int
     """-1 for none."""
     time_us: float

@@ -48,7 +48,7 @@ class RankPlace:
     gpu: int = -1
     """Index on its host."""
     pci: str = ""
-    """Of its GPU, in the form of the kernel."""
+    """PCI address of its GPU, in the form of the kernel."""
     address: str = ""
     nic: str = ""
     pid: int = -1

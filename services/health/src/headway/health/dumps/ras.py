@@ -51,7 +51,7 @@ class RasCommunicator:
     members: tuple[RasMember, ...]
     missing: tuple[RasMember, ...]
     sides: tuple[RasSide, ...]
-    """Of the kinds of which counts differ, fewest launched first within each."""
+    """Sides of the kinds of operations whose counts differ, fewest launched first within each."""
 
     @property
     def behind(self) -> tuple[RasSide, ...]:
@@ -68,7 +68,7 @@ class RasReport:
 
     nccl_version: str
     at: str
-    """As printed; empty in text."""
+    """Time of the status as printed; empty in text."""
     communicators: tuple[RasCommunicator, ...]
     dead: tuple[tuple[str, int], ...]
     """(host, pid) of processes that RAS considers dead."""

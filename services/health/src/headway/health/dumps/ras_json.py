@@ -89,7 +89,7 @@ def _status(flags: object) -> str:
 
 
 def _sides(members: tuple[RasMember, ...]) -> tuple[RasSide, ...]:
-    """Who has launched how many, of the kinds of operations of which counts differ."""
+    """Group members by how many operations they launched, for each kind whose counts differ."""
     found: dict[str, dict[int, list[RasMember]]] = defaultdict(lambda: defaultdict(list))
     for member in members:
         for op, count in member.counts.items():

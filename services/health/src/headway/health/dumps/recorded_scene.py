@@ -137,7 +137,7 @@ def _add_status(
 
 
 def _kinds_of_number(dumps: Iterable[Dump]) -> dict[int, str]:
-    """Of groups that carry collectives alone: the status of others counts messages too."""
+    """Group number -> description, except of groups with messages: a status counts those too."""
     votes: dict[int, Counter[str]] = defaultdict(Counter)
     mixed = set()
     for dump in dumps:

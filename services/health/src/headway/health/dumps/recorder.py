@@ -44,7 +44,7 @@ class Entry:
     order: int
     """In which the rank entered its operations, over all groups."""
     sequence: int
-    """Of a collective, its number in the group, which is equal on all members."""
+    """Number of a collective in its group, which is equal on all members."""
     name: str
     num_elements: int
     is_completed: bool
@@ -52,10 +52,10 @@ class Entry:
     created_ns: int
     timeout_ms: int
     source: int = -1
-    """Of a message, who sends it, as index in the group; -1 of a collective."""
+    """Sender of a message, as index in the group; -1 for a collective."""
     destination: int = -1
     dtype: str = ""
-    """Of the tensors it reads, such as ``BFloat16``; empty if that was not recorded."""
+    """Type of the tensors it reads, such as ``BFloat16``; empty if that was not recorded."""
 
     @property
     def is_message(self) -> bool:

@@ -89,7 +89,7 @@ class StackGroup:
 
     members: tuple[ProcessStack, ...]
     frames: tuple[Frame, ...]
-    """Of the first of them, innermost first."""
+    """Frames of the first member, innermost first."""
 
     @property
     def ranks(self) -> tuple[int, ...]:

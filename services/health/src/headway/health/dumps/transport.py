@@ -85,11 +85,11 @@ class TransportLine:
     peer: str
     """Host name or address of the other end; empty if not printed."""
     own_address: str
-    """Of the end that printed it, which shows whose the address in another host's line is."""
+    """Address of the end that printed it, which shows whose address another host's line names."""
     nic: str
     """``mlx5_3``, or ``mlx5_3/1`` with its port."""
     status: int
-    """Of the completion (``ibv_wc_status``), -1 if there is none."""
+    """Status of the completion (``ibv_wc_status``), -1 if there is none."""
     vendor_error: int
     is_send: bool | None
     timeout_s: float

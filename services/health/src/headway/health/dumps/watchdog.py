@@ -18,7 +18,7 @@ WORDS: Final = ("Watchdog caught", "last enqueued", "Last enqueued", "watchdog g
                 "Heartbeat monitor timed out", "Stack trace of the failed", " from /")  # fmt: skip
 """A line without any of these is not from the watchdog."""
 MAX_EVENTS: Final = 100_000
-"""Of one kind and file; more are only counted."""
+"""Most events kept of one kind and file; more are only counted."""
 _UNKNOWN: Final = (1 << 64) - 1
 """What an unsigned number is printed as if it was not set."""
 _NAMES: Final = {
@@ -27,7 +27,7 @@ _NAMES: Final = {
     "ALLTOALL": "all_to_all", "ALLTOALL_BASE": "all_to_all", "RECVANYSOURCE": "recv_any_source",
     "_ALLREDUCE_SPARSE": "all_reduce_sparse", "ALLREDUCE_COALESCED": "allreduce_coalesced",
 }  # fmt: skip
-"""As flight recorder dumps name the same operations, where the lower case differs from it."""
+"""Names of operations in flight recorder dumps, where they differ from the lower case."""
 _TIMEOUT = re.compile(
     r"(?:\[Rank (?P<rank>\d+)\] )?Watchdog caught collective operation timeout: "
     r"Work\w*\((?P<fields>.{0,2000}?)\) ran for (?P<ran>\d+) milliseconds"
@@ -56,9 +56,9 @@ class Timeout:
     """A rank has waited for a collective for longer than its group allows."""
 
     rank: int
-    """Of the job. Versions before 2.2 print only that within the group, which is taken for it."""
+    """Rank in the job. Versions before 2.2 print only that in the group, which is taken for it."""
     sequence: int
-    """Of the collective in its group; -1 if the version does not print it."""
+    """Number of the collective in its group; -1 if the version does not print it."""
     op: str
     """Such as ``all_reduce``, as flight recorder dumps name it."""
     num_in: int

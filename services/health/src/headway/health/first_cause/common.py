@@ -1,4 +1,4 @@
-"""The same trouble on many nodes is one verdict: a switch is not 32 nodes.
+"""Joins the same trouble on many nodes into one verdict: a switch is not 32 nodes.
 
 Links that are lost, loss in the network, errors of ports, file systems that fail and nodes that do
 not report have one cause if most nodes below a switch, or half of all nodes, have them within a few

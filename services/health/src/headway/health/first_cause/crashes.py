@@ -60,7 +60,7 @@ _MACHINE_SOURCES: Final = frozenset({"kernel", "gpu", "nic", "net"})
 _CERTAINTY: Final[Mapping[Words, float]] = {
     "memory": 0.8, "disk": 0.8, "program": 0.85, "device": 0.6,
 }  # fmt: skip
-"""Of last words alone, as in ``folder.errors``; those of a broken device may be the program's."""
+"""Certainty by last words alone, as in ``folder.errors``; ``device`` may be the program's fault."""
 _OF_COUNTER: Final = 0.8
 """The counter of a control group does not say which of its processes was killed."""
 _PID = re.compile(r"(?:\bpid=|Killed process |\w\[|Sending SIGBUS to [^:\s]{1,64}:)(\d{1,9})\b")
@@ -72,7 +72,7 @@ class Same(NamedTuple):
     sign: Key
     of: Key
     line: str
-    """Of the finding: its problem may have begun with another one."""
+    """Line of the finding: its problem may have begun with another one."""
 
 
 @dataclass(slots=True)
@@ -90,7 +90,7 @@ class _Ended:
     at_s: float
     words: Words
     certainty: float = 0.0
-    """Of the best explanation so far."""
+    """Certainty of the best explanation so far."""
 
 
 class CrashCauses:

@@ -11,7 +11,7 @@ MOST: Final = 2 / 3
 """Share of the nodes of a domain that must have a trouble, and of those that have it that must be
 in the domain: links of some nodes may be idle, and one other node may have a trouble of its own."""
 LEAST_FLEET: Final = 4
-"""With fewer nodes, half of them are one or two."""
+"""Smallest fleet in which half of the nodes count as many; half of fewer is one or two."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,7 +19,7 @@ class Scope:
     """What a common trouble is about."""
 
     name: str = ""
-    """Of the domain, or the address of a peer; empty if nothing is known that these nodes share."""
+    """Name of the domain, or address of a peer; empty if nothing is known that the nodes share."""
     nodes: frozenset[int] = frozenset()
     """Those that may have it because of this."""
     is_peer: bool = False

@@ -98,6 +98,6 @@ class FirstCause:
 
 
 def _newest(verdicts: list[Verdict]) -> list[Verdict]:
-    """Of each verdict the newest revision that is open and the newest that is not, in order."""
+    """The newest open revision and the newest closed one of each verdict, in order."""
     last = {(verdict.id, verdict.is_open): verdict for verdict in verdicts}
     return [one for one in verdicts if last[one.id, one.is_open] is one]

@@ -1,4 +1,4 @@
-"""Who only suffers from what happened to another rank, and from which verdict it follows.
+"""Finds ranks that only suffer from what happened to another, and the verdict that explains it.
 
 When one rank ends or hangs, the others print that a peer has closed its connection, that a
 collective has timed out, or end themselves. That shows who has not failed. Such a finding waits for

@@ -1,4 +1,4 @@
-"""Who is behind by the counts of NCCL's RAS, where no recorder's dump says more.
+"""Finds ranks that are behind by the counts of NCCL's RAS, where no recorder's dump says more.
 
 Counts are read while the job runs, so a single status never proves that it hangs.
 """

@@ -1,4 +1,4 @@
-"""Who holds up a job, from dumps, watchdog lines and stacks."""
+"""Finds which ranks hold up a job, from dumps, watchdog lines and stacks."""
 
 from __future__ import annotations
 
@@ -40,13 +40,13 @@ _CAUSES: dict[str, Cause] = {
     "ended": "ended_early", "transport": "network", "deadlock": "deadlock",
     "unreported": "unreported",
 }  # fmt: skip
-"""Of the kinds of holdups that have one cause."""
+"""Cause of each kind of holdup that has only one."""
 _SURE = {"missing": 0.9, "device": 0.9, "ended": 0.9, "unreported": 0.6, "transport": 0.6,
          "deadlock": 0.7}  # fmt: skip
 
 
 def judge_hang(evidence: Evidence) -> list[Diagnosis]:
-    """Who holds up the ranks that wait; empty if no rank waits for another.
+    """Diagnose what holds up the ranks that wait; empty if no rank waits for another.
 
     Ranks of a job that runs wait as well, in the middle of a step: without a time-out in a log, a
     diagnosis says so.

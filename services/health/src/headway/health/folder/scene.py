@@ -55,7 +55,7 @@ def _add(
 
 
 def _name(status: GroupStatus) -> str:
-    """As in dumps, where the default group has the name 0."""
+    """Name of the group as in dumps, where the default group has the name 0."""
     return status.group or ("0" if status.description == _DEFAULT else status.description)
 
 

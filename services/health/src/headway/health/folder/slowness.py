@@ -1,4 +1,4 @@
-"""Who makes every step of a job late, from the times of sections of its steps.
+"""Finds which ranks make every step of a job late, from the times of sections of its steps.
 
 Where ranks meet in a collective, all of them end late, so lengths of sections tell nothing about
 who is late: a backward pass that ends with the collective looks equal everywhere. What tells is
@@ -20,7 +20,7 @@ from headway.health.folder.evidence import Evidence
 LEAST_RATIO = 1.08
 """A rank counts as slow if a step would be this much shorter without it."""
 LEAST_SHARE = 0.6
-"""Of the steps in which it must be late."""
+"""Share of the steps in which a slow rank must be late."""
 DEVIATIONS = 6.0
 _MEETING = ("allreduce", "all_reduce", "all-reduce", "reduce", "gather", "sync", "comm", "nccl")
 _DATA = ("data", "load", "input", "fetch")

@@ -10,7 +10,7 @@ from typing import TypeVar
 from headway.health.judgement import Spread, Thresholds
 
 LEAST_CELLS = 4
-"""With fewer, one disturbed measurement of a healthy machine would be called a fault."""
+"""Fewest cells that are compared: with fewer, one disturbed measurement would pass for a fault."""
 LEAST_RATE = 1.0
 """Bytes per second that a way counts with if it carries less."""
 Cell = tuple[str, str]

@@ -70,7 +70,7 @@ class Webhook:
         self._outage_since_s: float | None = None
         self.num_dropped = 0
         self._dropped_before = 0
-        """Of them, before the present outage."""
+        """How many were dropped before the present outage."""
         self._thread = SideThread("notify", self._deliver_next)
 
     def put(self, verdict: Verdict) -> None:
@@ -162,7 +162,7 @@ class Webhook:
 
 
 def _key(verdict: Verdict) -> str:
-    """The same for every try of one revision; a header may hold ASCII letters only."""
+    """A key that all tries of one revision share; a header may hold ASCII letters only."""
     name = f"{verdict.run_id}/{verdict.id}/{verdict.revision}"
     return hashlib.sha256(name.encode()).hexdigest()
 

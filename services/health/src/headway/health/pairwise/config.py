@@ -27,9 +27,10 @@ class PairwiseConfig:
     fleets: the deviation of three other pairs is known to a factor of two only."""
 
     least_difference: float = 0.3
-    """The same as a share of the others' median, 0..1. Of 3,000 simulated fleets of 8 per case,
-    with a node at half of its rate or none, all are judged right if each burst has 10 % noise, and
-    97 of 100 if the nodes themselves differ by 10 % (``python -m benchmarks.pairwise``)."""
+    """How far below the others a node must be as well, as a share of their median, 0..1. Of 3,000
+    simulated fleets of 8 per case, with a node at half of its rate or none, all are judged right if
+    each burst has 10 % noise, and 97 of 100 if the nodes themselves differ by 10 %
+    (``python -m benchmarks.pairwise``)."""
 
     ring_mib: float = 16.0
     """Size of the array that the nodes below one switch sum, in MiB: each passes on nearly twice as

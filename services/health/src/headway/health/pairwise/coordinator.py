@@ -42,9 +42,9 @@ class PairwiseReport:
     notes: Sequence[str]
     """What is not the fault of one node, or could not be judged."""
     cpus: Sequence[Mapping[Node, CpuResult]] = field(default_factory=list)
-    """Of each round."""
+    """Results of the nodes' CPUs by round."""
     links: Sequence[Sequence[LinkResult]] = field(default_factory=list)
-    """Of each round; in the second one the first node of a pair is the suspect."""
+    """Results of the links by round; in the second, the first node of a pair is the suspect."""
 
 
 def find_bad_nodes(hosts: Sequence[Host], fleet: Fleet, config: PairwiseConfig) -> PairwiseReport:

@@ -57,7 +57,7 @@ class LinkResult:
 
     @property
     def rate(self) -> float:
-        """Of the slower direction, bytes per second; 0 if bytes changed on the way."""
+        """Bytes per second in the slower direction; 0 if bytes changed on the way."""
         return 0.0 if self.num_damaged else min(self.sent_bytes_per_s, self.received_bytes_per_s)
 
 
@@ -68,10 +68,10 @@ class Member:
     edge: Pair
     """The node that sends on it, and this one."""
     num_bytes: int
-    """Of the array that was summed."""
+    """Size of the array that was summed."""
     has_reached_next: bool = False
     duration_s: float = 0.0
-    """Of the whole sum; 0.0 if it was not finished."""
+    """Duration of the whole sum; 0.0 if it was not finished."""
     bytes_per_s: float = 0.0
     """At which parts came over the edge; 0.0 if none did."""
     num_damaged: int = 0

@@ -21,7 +21,7 @@ class Host:
     """One line of the file."""
 
     name: str
-    """As it is written there; what results call the node."""
+    """Name of the node as the file has it; results use it, too."""
     endpoint: str
     switch: str = ""
     """The switch that it hangs on; empty if the file does not say so."""

@@ -41,7 +41,7 @@ class Bursts:
     burst_s: float
     num_bursts: int
     limit_s: float
-    """Of the whole measurement: a connection that is not done by then is cut."""
+    """Time limit of the whole measurement: a connection that is not done by then is cut."""
 
 
 @dataclass(frozen=True)

@@ -21,7 +21,7 @@ from headway.health.pairwise.ring_plan import LEAST_MEMBERS, Odd, odd_ones, ring
 
 SCHEMA = 1
 LEAST_SWITCHES = 4
-"""With fewer, a switch is not compared with the others."""
+"""Fewest switches that are compared with each other."""
 
 
 @dataclass(frozen=True)
@@ -130,7 +130,7 @@ def _judge(
 
 
 def _rates(ring: Sequence[Member]) -> dict[Pair, float]:
-    """Of each edge that shows something.
+    """Bytes per second of each edge that shows something.
 
     One whose sender has not reached its receiver carries nothing. If the ring broke elsewhere,
     nothing is known of an edge on which no part had begun.

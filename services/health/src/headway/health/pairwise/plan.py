@@ -18,12 +18,12 @@ from headway.health.judgement import Spread, Thresholds, is_worse
 Node = str
 Pair = tuple[Node, Node]
 LEAST_NODES = 4
-"""With fewer there are no two pairs to compare."""
+"""Fewest nodes that are judged: with fewer there are no two pairs to compare."""
 
 
 @dataclass(frozen=True)
 class Round:
-    """Who measures with whom at the same time."""
+    """Pairs of nodes that measure at the same time."""
 
     pairs: tuple[Pair, ...]
     left_out: tuple[Node, ...] = ()
@@ -95,7 +95,7 @@ def slow_nodes(values: Mapping[Node, float], thresholds: Thresholds) -> list[Nod
 def still_slow(
     again: Mapping[Node, float], values: Mapping[Node, float], thresholds: Thresholds
 ) -> list[Node]:
-    """Of the nodes measured again, those that are slow next to the ones that were not."""
+    """The nodes measured again that are slow next to those that were not."""
     usual = [value for node, value in values.items() if node not in again]
     return [node for node, value in again.items() if _is_low(value, usual, thresholds)]
 

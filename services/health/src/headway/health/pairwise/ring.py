@@ -42,9 +42,9 @@ class Place:
     next_port: int
     next_token: bytes
     num_words: int
-    """Of the array, which is a multiple of ``size``."""
+    """Words in the array, a multiple of ``size``."""
     limit_s: float
-    """Of the whole sum: connections that are not done by then are cut."""
+    """Time limit of the whole sum: connections that are not done by then are cut."""
 
 
 @dataclass
@@ -53,7 +53,7 @@ class Edge:
 
     has_reached_next: bool = False
     duration_s: float = 0.0
-    """Of the whole sum; 0.0 if it was not finished."""
+    """Duration of the whole sum; 0.0 if it was not finished."""
     num_damaged: int = 0
     """Parts that were not what the member before had to send."""
     rates: list[float] = field(default_factory=list)
@@ -63,7 +63,7 @@ class Edge:
 
     @property
     def bytes_per_s(self) -> float:
-        """Of the part in the middle; 0.0 if nothing came."""
+        """Median of the parts' rates; 0.0 if nothing came."""
         return statistics.median(self.rates) if self.rates else 0.0
 
 

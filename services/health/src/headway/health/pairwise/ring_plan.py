@@ -15,7 +15,7 @@ from headway.health.judgement import Thresholds
 from headway.health.pairwise.plan import Node, Pair, slow_pairs
 
 LEAST_MEMBERS = 3
-"""With fewer there is no edge to compare one with."""
+"""Fewest members of a ring: with fewer there is no edge to compare one with."""
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,7 @@ def rings(nodes: Sequence[Node]) -> tuple[list[Node], list[Node]]:
 
 
 def edges(order: Sequence[Node]) -> list[Pair]:
-    """Who sends to whom; the edge at each place is the one on which that member receives."""
+    """The edges as (sender, receiver), each at the place of the member that receives on it."""
     return [(order[at - 1], order[at]) for at in range(len(order))]
 
 

@@ -9,7 +9,7 @@ from headway.common.wire.messages.health import Cause
 
 @dataclass(frozen=True, slots=True)
 class Slowness:
-    """Who slows a run, by what and since when."""
+    """What slows a run, on which ranks and since when."""
 
     cause: Cause
     ranks: tuple[int, ...]

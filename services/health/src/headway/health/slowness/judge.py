@@ -55,7 +55,7 @@ def _without(table: StepTable, units: set[int]) -> StepTable:
 
 
 def noted(one: Slowness, table: StepTable, notes: Sequence[Note]) -> Slowness:
-    """With what agents found on the nodes of these ranks, if it explains the cause."""
+    """Add what agents found on the nodes of these ranks, if it explains the cause."""
     nodes = set(table.nodes_of(one.ranks, one.until).tolist())
     fitting = tuple(note.text for note in notes if note.cause == one.cause and note.node in nodes)
     if not fitting:

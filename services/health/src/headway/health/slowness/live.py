@@ -145,7 +145,7 @@ class LiveSlowness:
         )
 
     def _named_as(self, who: Who, one: Slowness) -> Named:
-        """As it is found now; another cause counts once it has lasted as well."""
+        """Name a slowness as it is found now; another cause counts once it has lasted as well."""
         known = self._named.get(who)
         if known is None:
             return Named(who, one, None if one.since is None else self._newest.seen_s(one.since))

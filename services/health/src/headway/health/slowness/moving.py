@@ -11,11 +11,11 @@ from headway.health.slowness.steps import Floats, StepTable
 from headway.health.slowness.stragglers import CAUSES, WORDS
 
 LEAST_SPREAD = 0.03
-"""Of the passes of replicas in one step: less is the jitter of a healthy machine."""
+"""Least spread of replicas' passes in one step: less is the jitter of a healthy machine."""
 LEAST_OF_ONE = 0.8
-"""Of the time that all ranks lose by a part: then it is one rank's."""
+"""Share of the time lost to a part from which on one rank alone is named for it."""
 LEAST_SECOND = 0.12
-"""Of the excess of the longest replica in a step that of the second has, if lengths differ."""
+"""Share of the longest replica's excess in a step that the second has, if lengths differ."""
 OVER_JITTER = 1.5
 """How many times what symmetric jitter would cost the replicas of one stage lose, if lengths
 differ: most sequences are short, and few are long."""
@@ -26,8 +26,8 @@ LEAST_ORDER = 0.5
 """Rank correlation of a growth with the number of the step."""
 MOVING_STEPS = 10
 CERTAINTY = 0.97
-"""Of 36 findings of this kind in played runs (``benchmarks.campaign``, seeds from 5000) 35 were
-right."""
+"""Certainty of these findings: 35 of 36 were right in played runs (``benchmarks.campaign``, seeds
+from 5000)."""
 LEAST_TIMES, LEAST_SPAN = 3, 6
 """How often a part takes long, and over how many steps, to be more than chance."""
 
@@ -70,7 +70,7 @@ def _of_part(table: StepTable, parts: Parts, part: Part) -> Slowness | None:
 
 
 def _of_one(table: StepTable, part: Part, values: Floats, rank: int) -> Slowness | None:
-    """The same of one rank, between the first and the last time; unknown steps do not count."""
+    """A part that takes long on one rank, from first to last; unknown steps do not count."""
     times = np.flatnonzero(np.nan_to_num(values) > LEAST)
     if len(times) < LEAST_TIMES or times[-1] - times[0] < LEAST_SPAN:
         return None

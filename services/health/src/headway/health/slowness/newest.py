@@ -28,7 +28,7 @@ _LINE, _WAIT = GroupSum._fields.index("line"), GroupSum._fields.index("wait_us")
 
 
 class NewestSteps:
-    """Of the newest generation; a newer one begins with an empty table."""
+    """The newest steps of the newest generation; a newer one begins with an empty table."""
 
     def __init__(self, grid: Grid | None) -> None:
         self._grid = grid

@@ -1,4 +1,4 @@
-"""Of which node something slow is: a rank that moves leaves its trouble behind or takes it along.
+"""Finds the node that is slow: a rank that moves leaves its trouble behind or takes it along.
 
 A fault of a node that was replaced is over, however late it was seen, and is the old node's.
 """
@@ -14,7 +14,7 @@ from headway.health.slowness.steps import StepTable
 
 
 def of_its_node(one: Slowness, table: StepTable) -> Slowness:
-    """The same of the node on which it lasted; on a new one, it began there."""
+    """Limit a slowness to the node on which it lasted; on a new one, it began there."""
     if not one.ranks:
         return one
     rows, ranks = table.within(one.since, one.until), list(one.ranks)

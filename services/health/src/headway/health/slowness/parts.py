@@ -20,8 +20,9 @@ PARTS: tuple[Part, ...] = ("own", *RECORDED, "other")
 _IN_OTHERS = (GroupKind.TP, GroupKind.EVERY_RANK, GroupKind.STAGE)
 """Their waits are inside of passes and of the norm."""
 LEAST_MEMBERS = 1 / 2
-"""Of a tensor-parallel group in a step, and of the steps of each. A missing one may be the one with
-the shortest time: where it is missing in few steps, what these show is not lasting."""
+"""Share of a tensor-parallel group that must be known in a step, and of each member's steps.
+A missing one may be the one with the shortest time: where it is missing in few steps, what these
+show is not lasting."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -58,7 +58,7 @@ class PassingExcess:
         return max(unknown, *map(_usual_most, known))
 
     def begin(self) -> None:
-        """Of a new generation, whose machines are the same, other steps count."""
+        """Begin a generation: the machines are the same, but its steps are counted anew."""
         self._noted_step = -1
 
     def passed(self, one: Slowness, grid: Grid) -> None:

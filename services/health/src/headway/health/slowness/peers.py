@@ -7,7 +7,7 @@ from headway.health.slowness.steps import Floats
 
 
 def median_of_others(values: Floats) -> Floats:
-    """Of each value along the last axis, the median of the others; NaN without any.
+    """Median of the others for each value along the last axis; NaN without any.
 
     NaNs count for nobody, and their place gets NaN.
     """

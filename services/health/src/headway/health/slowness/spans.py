@@ -15,14 +15,14 @@ from headway.health.slowness.peers import median, spread
 from headway.health.slowness.steps import Floats, Ints
 
 LEAST = 0.05
-"""Of the usual time; a smaller excess counts as equal. Healthy ranks differ by 1 to 2 %."""
+"""Least excess that counts, as a share of the usual time. Healthy ranks differ by 1 to 2 %."""
 LEAST_STEPS = 8
 LEAST_SHARE = 0.75
-"""Of the steps since then, in which it is raised by at least half the level."""
+"""Share of the steps since then that must be raised by at least half the level."""
 NUM_WINDOWS, LEAST_WINDOWS = 5, 3
 DEVIATIONS = 6.0
-"""Of columns from each other. They are taken to differ by a sixth of ``least``, or by more, if
-there are at least ``MANY``."""
+"""Deviations among columns that a raised level exceeds. Columns are taken to differ by a sixth of
+``least``, or by more, if there are at least ``MANY``."""
 MANY = 16
 MOST = 1.0
 """Larger excesses count as this much in the search, so that no single step outweighs many."""
@@ -44,7 +44,7 @@ class Spans:
     num_windows: Ints
     """In how many of five parts the median is raised."""
     share: Floats
-    """Of the steps within, how many are raised by at least half the level."""
+    """Share of the steps within that are raised by at least half the level."""
     least: float
 
     @property
@@ -109,7 +109,7 @@ def usual(values: Floats) -> Floats:
 
 
 def _filled(values: Floats) -> Floats:
-    """With the value before in place of each NaN, or the first one after; 0 without any."""
+    """Replace each NaN by the value before it, or the first one after; 0 without any."""
     found = values
     for turn in (1, -1):
         found = found[::turn]

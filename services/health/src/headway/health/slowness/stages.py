@@ -23,7 +23,7 @@ machine would explain less."""
 NEAR = 12
 """Steps on either side of a change that show it."""
 MOST_CHANGES = 3
-"""Of other stages that are set apart from those of a stage itself."""
+"""Most rounds of setting changes of other stages apart from a stage's own."""
 
 
 def slow_stages(table: StepTable, parts: Parts) -> list[Slowness]:

@@ -19,9 +19,9 @@ MAX_STEPS = 128
 WARM_STEPS = 3
 """The first ones of a generation, which compile and fill caches, are not."""
 MOST_RANKS = 1 << 14
-"""Of a run whose grid is unknown; rows of ranks beyond it are left out."""
+"""Most ranks of a run whose grid is unknown; rows of ranks beyond are left out."""
 MOST_LINES = 64
-"""Of the group table; what rows say of lines beyond it is left out."""
+"""Most lines of the group table; what rows say of lines beyond is left out."""
 OVER_STEPS = 3
 """So many steps without it end what was slow; the newest one or two may be chance."""
 
@@ -37,7 +37,7 @@ class Rows:
     times: Mapping[str, Ints]
     """By the names in ``TIMES``."""
     owner: Ints
-    """Of each group's sum, the row that it belongs to."""
+    """Row that each group's sum belongs to."""
     line: Ints
     wait_us: Ints
     """Time that the row's rank waited in the group of a line."""
@@ -60,12 +60,12 @@ class StepTable:
     """By line of the group table, the time that ranks waited in it."""
 
     def by_place(self, values: Floats) -> Floats:
-        """The same values by step, pipeline stage, replica, and tensor-parallel rank."""
+        """Reshape values to step, pipeline stage, replica, and tensor-parallel rank."""
         grid = self.grid
         return values.reshape(len(values), grid.pp, grid.dp, grid.tp)
 
     def rows(self, at: Ints | slice) -> StepTable:
-        """The same of some steps."""
+        """The table of some steps only."""
         return replace(
             self, steps=self.steps[at], nodes=self.nodes[at],
             times={name: values[at] for name, values in self.times.items()},

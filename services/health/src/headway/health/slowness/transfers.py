@@ -15,9 +15,9 @@ from headway.health.slowness.spans import raised, usual
 from headway.health.slowness.steps import Floats, StepTable
 
 LEAST_KNOWN = 2 / 3
-"""Of the members of a group: the missing one may be the last to enter."""
+"""Share of a group's members that must be known: the missing one may be the last to enter."""
 LEAST_TRANSFER = 0.04
-"""Of the time of the passes: some of a transfer is hidden behind them."""
+"""Least excess as a share of the passes' time: some of a transfer is hidden behind them."""
 RECEIVES = (2 * GroupKind.FORWARD + 1, 2 * GroupKind.BACKWARD + 1)
 
 

@@ -23,11 +23,11 @@ from headway.health.sources.nics import gigabits, ports
 PERIOD_S: Final = 0.01
 SECONDS: Final = 2.0
 FULL_SHARE: Final = 0.9
-"""Of its rate, above which a link carries what it can; headers are not counted."""
+"""Share of its rate from which on a link carries what it can; headers are not counted."""
 BUSY_SHARE: Final = 0.5
-"""Of the intervals in which a link is full, for it to be called so."""
+"""Share of the intervals in which a link must be full to be called so."""
 PAUSED_SHARE: Final = 0.1
-"""Of the intervals in which a link waits for credit, for it to be called paused."""
+"""Share of the intervals in which a link must wait for credit to be called paused."""
 NOTIFIED_A_SECOND: Final = 100
 """Notifications of congestion, from which a link is called congested: a few are ordinary."""
 Verdict = Literal["free", "full", "congested", "paused"]
@@ -62,7 +62,7 @@ class LinkBurst(msgspec.Struct, frozen=True, kw_only=True):
     mean_received: float
     peak_received: float
     full_share: float
-    """Of the intervals, in the direction that is fuller."""
+    """Share of the intervals in which the fuller direction is full."""
     paused_share: float
     num_notified: int
     """Notifications of congestion that slowed this sender down."""

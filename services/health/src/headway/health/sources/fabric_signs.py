@@ -48,7 +48,7 @@ LOSS_SHARE: Final = 0.01
 LOSS_WINDOW: Final = 5
 """Readings over which segments are counted."""
 BULK_BYTES: Final = 1 << 16
-"""With as much in a reading, its rate counts, and peers acknowledge at once."""
+"""Bytes in a reading from which on its rate counts, and peers acknowledge at once."""
 DELAY_FACTOR: Final = 8.0
 DELAY_FLOOR_S: Final = 0.01
 """A round trip must grow by this and by ``DELAY_FACTOR``."""

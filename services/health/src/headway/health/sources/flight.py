@@ -30,7 +30,7 @@ PHASES: dict[Kind, RankPhase] = {
 """Actions that may take long; while one is open, the rolling limit does not apply."""
 
 _STEP, _FLUSH = int(Kind.STEP), int(Kind.FLUSH)
-"""As plain numbers: to look up a member of an enum takes as long as ten comparisons."""
+"""Kinds as plain numbers: looking up a member of an enum takes as long as ten comparisons."""
 _NAMES = {int(kind): kind.name for kind in Kind}
 INSTANT_NS = 1_000_000
 """A shorter step record was written at the step's end only."""

@@ -154,7 +154,7 @@ class _Gpu:
         return LANE_RATES.get(generation.value, 0.0) * width.value
 
     def _nvlink_rate(self) -> float:
-        """The same of all NVLinks that are up."""
+        """Bytes per second in one direction of all NVLinks that are up, 0.0 if it is not known."""
         asked = (FieldValue * 2)(FieldValue(NVLINK_SPEED), FieldValue(NVLINK_COUNT))
         call = self._nvml.call
         if call("nvmlDeviceGetFieldValues", self._handle, 2, ctypes.byref(asked)):

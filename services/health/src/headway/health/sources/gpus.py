@@ -217,7 +217,7 @@ class GpuSource:
         return found
 
     def _xid(self, pci: str, number: int) -> Finding:
-        """As the kernel's log has it; both are one problem."""
+        """The finding of an Xid, by the rule for the kernel's log: both are one problem."""
         known = self._gpus.get(pci)
         rule = "gpu_lost" if number == 79 else f"xid_{number}"
         rule = rule if rule in shipped().by_name else "xid"

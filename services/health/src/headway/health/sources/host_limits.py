@@ -17,7 +17,7 @@ from headway.health.sources.changes import Counters, Lasting, again_s, changed, 
 from headway.health.sources.host import read_pressure
 
 OOM_FILES: Final = ("memory.events", "memory.oom_control")
-"""Of version 2 and 1; each has a line ``oom_kill N``."""
+"""OOM counters of control groups, version 2 and 1; each has a line ``oom_kill N``."""
 
 
 class HostLimits:

@@ -44,7 +44,7 @@ MAX_RESTART_S: Final = 60.0
 END_S: Final = 0.2
 """How long the end of a killed process is awaited."""
 MAX_BLOCK_BYTES: Final = 1 << 20
-"""Of its output, in one reading."""
+"""Most bytes of output taken in one reading."""
 MAX_RECORD_BYTES: Final = 1 << 18
 """A longer record is skipped: ``journalctl`` leaves out fields above 4 KiB."""
 NAME: Final = "journalctl -k"

@@ -37,9 +37,9 @@ MAX_RECORD_BYTES: Final = 8192
 MAX_RECORDS: Final = 5000
 """In one reading; the rest is read with the next one."""
 MAX_BLOCK_BYTES: Final = 1 << 20
-"""Of a file, in one reading."""
+"""Most bytes of a file taken in one reading."""
 MAX_BEHIND_BYTES: Final = 8 << 20
-"""Of a file that grows faster, the older part is skipped."""
+"""Most unread bytes of a file; of one that grows faster, the older part is skipped."""
 OUT_OF_ORDER_S: Final = 1.0
 """Stamps of lines may be so much older than that of the line before: processors write at the same
 time, and ``dmesg -T`` gives whole seconds."""

@@ -16,14 +16,14 @@ from headway.health.sources.gpu_probe import GpuProbe
 
 SLOW_FACTOR: Final = 2.0
 MIN_STEPS: Final = 8
-"""Of a generation, before there is a usual time."""
+"""Steps that a generation needs before there is a usual time."""
 PAUSE_S: Final = 60.0
 """From one look to the next, however many steps are slow."""
 GPU_DEADLINE_S: Final = 3.0
-"""Of the driver's answer, before and after the two seconds; with both below
+"""Deadline of the driver's answer, before and after the two seconds; the three together stay below
 ``source_deadline_s``."""
 SLOWED_SHARE: Final = 0.1
-"""Of the readings, from which on a GPU was slowed down."""
+"""Share of slowed readings from which on a GPU counts as slowed down."""
 PROTECTIVE: Final = ("hardware slowdown", "temperature", "temperature (driver)", "power brake")
 """What slows a GPU down that is not well; a power cap holds every busy one."""
 RULES: Final = {"full": "link_full", "congested": "link_congested", "paused": "link_paused"}

@@ -32,7 +32,7 @@ MAX_ANSWER_BYTES: Final = 1 << 18
 @dataclass(slots=True)
 class _Question:
     head: int
-    """Of the rank's flight ring: another one means that it has moved since."""
+    """Head of the rank's flight ring: another one means that the rank has moved since."""
     at_s: float
     offset: int
     is_asked: bool

@@ -18,7 +18,7 @@ from headway.health.sources.open_files import OpenFiles
 from headway.health.sources.step_sums import sums_of
 
 MAX_STEPS = 1024
-"""Of one rank at a time: a ring that was not read for long has more, the oldest are left out."""
+"""Most steps of one rank at a time: the oldest are left out if a ring was not read for long."""
 
 
 class StepSource:

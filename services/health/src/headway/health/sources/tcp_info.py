@@ -31,7 +31,7 @@ _ASKED: Final = struct.Struct("=BBBxI48x")
 _ROW: Final = struct.Struct("=BBBBHH16s16sIQIIIII")
 _ATTRIBUTE: Final = struct.Struct("=HH")
 _COUNTS: Final = struct.Struct("=2xB21xI40xII24xI16xQ12xI12xI8xQQ16xQ8xI")
-"""Of ``tcp_info``: retransmits, unacked, rtt, rttvar, total_retrans, bytes_acked, segs_in,
+"""Fields of ``tcp_info``: retransmits, unacked, rtt, rttvar, total_retrans, bytes_acked, segs_in,
 data_segs_out, busy_time, rwnd_limited, bytes_sent, dsack_dups; times in microseconds."""
 
 

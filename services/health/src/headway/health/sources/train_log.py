@@ -60,7 +60,7 @@ class LogTail:
         self._throttle = Throttle()
         self._matchers: dict[str, LineMatcher] = {}
         self._bases: dict[str, int] = {}
-        """Of files that will be made in the place of those that were moved aside."""
+        """Path -> ``base`` of the next file there, after one that was moved aside."""
         kept = self._load_cursors()
         self._cursors = _ends(folder, pattern) if kept is None else kept
         if kept is None:

@@ -25,7 +25,7 @@ class NewRecords:
     records: npt.NDArray[Any]
     """dtype ``flight_record.RECORD``, in order."""
     facts: RankFacts
-    """As they are once these are saved."""
+    """Facts about the rank once these records are saved."""
 
 
 def new_records(path: Path, saved: dict[int, RankFacts], *, final: bool = False) -> NewRecords:

@@ -27,7 +27,7 @@ from headway.trainer.device.recorder import Recorder
 
 _NS_PER_MS = 1e6
 MAX_READ = 1 << 16
-"""Of marks that nobody looks at, the older ones are forgotten."""
+"""Most marks that are kept while nobody looks at them; older ones are forgotten."""
 
 
 class DeviceEvent(Protocol):

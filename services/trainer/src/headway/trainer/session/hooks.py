@@ -12,7 +12,7 @@ class Origin:
     """Where the first value of a step that is not finite came from."""
 
     rank: int
-    """The same on all ranks."""
+    """Number of the rank, equal on all ranks."""
     text: str
     """The tensor and the rank in words, on that rank; "" on others."""
 
@@ -39,7 +39,7 @@ class StepResult:
     """The step was not completed, because a spike ends the run or leads it back: the state is that
     before it."""
     origin: Origin | None = None
-    """Of a value that is not finite, where it was looked for and found."""
+    """Source of a value that is not finite, if it was looked for and found."""
     corrupt: str = ""
     """Which copies of weights, or which gradients, differ, on the rank that is to blame or, if that
     is not known, on the first of those that it may be."""

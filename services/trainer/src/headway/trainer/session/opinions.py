@@ -17,7 +17,7 @@ Row = Sequence[Sequence[Digest]]
 
 @dataclass(frozen=True)
 class Judgement:
-    """Of the ranks that hold the same parameters, one in each replica."""
+    """Verdict on the ranks that hold the same parameters, one in each replica."""
 
     wrong: dict[int, frozenset[int]]
     """Replicas that computed something wrong, each with the parameters of which they did."""

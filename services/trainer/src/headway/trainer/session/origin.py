@@ -28,7 +28,7 @@ from headway.trainer.state.spoil import Spoiler
 MOST_NAMED = 8
 """Ranks that are listed by number."""
 _BITS = 20
-"""Of a place and of a rank in the number that the ranks agree on."""
+"""Bits of a place and of a rank in the number that the ranks agree on."""
 _LATER = 1 << (_BITS - 1)
 """Added to places that are looked at again, after values of other ranks were added."""
 

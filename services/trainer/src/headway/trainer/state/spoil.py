@@ -22,7 +22,7 @@ class Spoiler:
         self._rank = rank
         self._step = -1
         self._done: dict[int, str] = {}
-        """Of the step, by chunk."""
+        """What was done in this step, by chunk."""
 
     def spoil(self, flat: FlatChunk, chunk: int, step: int, *, is_compared: bool = True) -> None:
         """Change the largest of ``chunk``'s gradients before they are added to those of others.

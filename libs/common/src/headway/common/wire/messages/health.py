@@ -173,7 +173,7 @@ class Finding(Message, tag="health.finding/1"):
     file: str = ""
     """The log, ``/dev/kmsg``, or the file of the counter in sysfs."""
     inode: int = 0
-    """Of the log; of the kernel's files a number of this boot."""
+    """Inode of the log file; for the kernel's files, a number of this boot."""
     offset: int = 0
     """Grows in each file: a line's byte offset, the kernel's sequence number, or the time of the
     change. (file, inode, offset) identifies a repetition."""
@@ -196,7 +196,7 @@ class Gpu(Message, tag="health.gpu/1"):
 
     index: int
     pci: str
-    """As ``0000:3b:00.0``."""
+    """PCI address, such as ``0000:3b:00.0``."""
     uuid: str = ""
     name: str = ""
     """The product, such as ``NVIDIA H100 80GB HBM3``."""
@@ -213,7 +213,7 @@ class NicPort(Message, tag="health.nic_port/1"):
     link_layer: str = ""
     """``InfiniBand`` or ``Ethernet``."""
     rate: str = ""
-    """As the kernel prints it: ``400 Gb/sec (4X NDR)``."""
+    """Rate as the kernel prints it: ``400 Gb/sec (4X NDR)``."""
     firmware: str = ""
 
 
@@ -290,7 +290,7 @@ class AgentBeat(Message, tag="health.agent_beat/1"):
     machine: Machine | None = None
     """In the first beat of an agent, once a minute, and when it has changed."""
     ends: tuple[WorkerEnd, ...] = ()
-    """Of processes that had a rank, the newest."""
+    """Newest ends of processes that had a rank."""
 
 
 class Evidence(Message, tag="health.evidence/1"):

@@ -69,7 +69,7 @@ class LinkMeasured(Message, tag="peer.link_measured/1"):
     """From the second peer to the first, the middle one of all bursts."""
     received_bytes_per_s: float
     latency_s: float
-    """Of a small message there and back, the middle one."""
+    """Median time of a small message there and back."""
     num_damaged: int
     """Blocks that arrived changed, in both directions."""
 
@@ -97,7 +97,7 @@ class SumRing(Message, tag="peer.sum_ring/1"):
     about = request("coordinator -> peer over tcp: one per `RingOpened`, to all members at once")
 
     number: int
-    """Of the member in the ring, from 0."""
+    """Place of the member in the ring, from 0."""
     size: int
     """Members of the ring."""
     address: str
@@ -105,7 +105,7 @@ class SumRing(Message, tag="peer.sum_ring/1"):
     port: int
     token: bytes
     num_bytes: int
-    """Of the array that is summed; each member rounds down to whole words for each other one."""
+    """Bytes of the array that is summed; each member rounds down to whole words per peer."""
     limit_s: float
     """The connections are cut then."""
 
@@ -117,7 +117,7 @@ class RingSummed(Message, tag="peer.ring_summed/1"):
 
     has_reached_next: bool
     duration_s: float
-    """Of the whole all-reduce; 0.0 if it was not finished."""
+    """Time of the whole all-reduce; 0.0 if it was not finished."""
     bytes_per_s: float
     """At which parts arrived from the member before, the middle one; 0.0 if none did."""
     num_damaged: int

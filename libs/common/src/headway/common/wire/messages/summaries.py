@@ -15,7 +15,7 @@ class GroupSum(NamedTuple):
     """What a rank recorded of one of its groups in one step; a tuple, as there may be many."""
 
     line: int
-    """Of the group table: ``plan.collectives`` has its kind, and which end of messages it is."""
+    """Line of the group table; ``plan.collectives`` decodes its kind and end of messages."""
     number: int
     """The group's lowest rank; of messages, the rank that sends them; -1 in an older generation."""
     num: int
@@ -35,7 +35,7 @@ class StepSum(NamedTuple):
     generation: int
     step: int
     sequence: int
-    """Of the step's flight record."""
+    """Sequence number of the step's flight record."""
     start_ns: int
     """On the node's monotonic clock."""
     duration_us: int
@@ -62,7 +62,7 @@ class StepSummary(Message, tag="summaries.step_summary/1"):
     run_id: str
     node: int
     pid: int
-    """Of the agent; another one counts from 1 again."""
+    """Process id of the agent; another one counts from 1 again."""
     boot_id: str
     """The boot whose clock the times are of: how far it may be off is in the run's journal."""
     sequence: int
