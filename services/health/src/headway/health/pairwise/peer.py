@@ -87,7 +87,7 @@ class Peer:
         token = secrets.token_bytes(TOKEN_BYTES)
         listener = listen(self._address)
         port = int(listener.getsockname()[1])
-        # on a thread of its own, which ends by its limit, so that the answer is not delayed
+        # a plain thread, no SideThread: it reports nothing, and its own limit ends it
         threading.Thread(target=_serve, args=(listener, token, bursts), daemon=True).start()
         return LinkOpened(address=self._address, port=port, token=token)
 
