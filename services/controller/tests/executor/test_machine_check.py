@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
+import os
 import signal
 import subprocess
 import sys
+import termios
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -188,14 +192,31 @@ def test_a_check_ends_with_its_executor_and_so_do_its_own_processes(bench: Bench
 
 
 def is_one_stopped(suite: ProcessId, stopped: list[ProcessId]) -> bool:
-    """Stop the check that the suite runs, once it has had time to begin; add it to ``stopped``."""
+    """Stop the check that the suite runs, once it ends with the suite; add it to ``stopped``."""
     children = Path(f"/proc/{suite.pid}/task/{suite.pid}/children").read_text().split()
     for child in filter(None, (ProcessId.of(int(pid)) for pid in children)):
         words = Path(f"/proc/{child.pid}/cmdline").read_bytes()
         has_begun = b"headway.health.runner" in words and child.age_s() > 0.5
-        if has_begun and child.kill(signal.SIGSTOP) and child.state() == "T":
+        if (
+            has_begun
+            and has_read_settings(child.pid)
+            and child.kill(signal.SIGSTOP)
+            and child.state() == "T"
+        ):
             stopped.append(child)
     return bool(stopped)
+
+
+def has_read_settings(pid: int) -> bool:
+    """Whether nothing is left in the pipe that a check reads after it has asked for its end."""
+    with contextlib.suppress(OSError):
+        pipe = os.open(f"/proc/{pid}/fd/0", os.O_RDONLY | os.O_NONBLOCK)
+        try:
+            waiting = fcntl.ioctl(pipe, termios.FIONREAD, b"\0" * 4)
+        finally:
+            os.close(pipe)
+        return int.from_bytes(waiting, sys.byteorder) == 0
+    return False
 
 
 def test_the_command_names_the_folders_that_must_answer(bench: Bench) -> None:
