@@ -24,7 +24,7 @@ from headway.common.polling import wait_until
 from headway.common.wire.client import Client
 from headway.common.wire.messages.driver import GetStatus, Status
 from headway.launch.cluster import ClusterFolder
-from headway.launch.lease.file import Holder
+from headway.launch.lease.base import Holder
 from headway.testkit.played.executor import Inbox, PlayedExecutor
 from headway.testkit.played.place import Place
 from headway.trainer.config import RunConfig

@@ -34,7 +34,7 @@ from headway.controller.executor.election import LeaseCandidate
 from headway.controller.executor.node_run import CALM_S
 from headway.controller.executor.service_commands import NodeServices
 from headway.launch.cluster import ClusterFolder
-from headway.launch.lease.file import Holder, LeaseView
+from headway.launch.lease.base import Holder, LeaseView
 from headway.testkit.played.executor import Inbox, PlayedExecutor
 from headway.testkit.played.place import JoinedPlace
 

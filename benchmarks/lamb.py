@@ -23,7 +23,7 @@ from headway.trainer.config import RunConfig
 from headway.trainer.data.batches import Split
 from headway.trainer.session.hooks import StepHooks
 from headway.trainer.session.session import Session
-from headway.trainer.worker.rank import replica_stream
+from headway.trainer.worker.node_resources import replica_stream
 
 from benchmarks.report import parser, write
 

@@ -21,7 +21,8 @@ from headway.controller.journal.journal import Journal
 from headway.dataloader.config import DataConfig
 from headway.dataloader.prepare import prepare
 from headway.launch.cluster import ClusterFolder
-from headway.launch.lease.file import FileLease, Holder
+from headway.launch.lease.base import Holder
+from headway.launch.lease.file import FileLease
 
 ROOT = Path(__file__).resolve().parents[1]
 HEADWAY = [str(Path(sys.executable).with_name("headway"))]

@@ -26,7 +26,8 @@ from headway.console.testing import FakeRun
 from headway.console.widgets.picture_reader import PictureReader
 from headway.controller.client import damaged_of
 from headway.controller.journal.journal import Journal
-from headway.launch.lease.file import FileLease, LeaseView
+from headway.launch.lease.base import LeaseView
+from headway.launch.lease.file import FileLease
 from headway.testkit.journal import query
 
 Shell = Callable[..., tuple[int, str, str]]

@@ -22,7 +22,8 @@ from headway.launch.engines.choose import facts_of
 from headway.launch.engines.remote.engine import MachinesEngine
 from headway.launch.engines.ssh.config import Host, HostsConfig
 from headway.launch.join.bundle import Bundle
-from headway.launch.lease.file import FileLease, Holder, LeaseTerm
+from headway.launch.lease.base import Holder, LeaseTerm
+from headway.launch.lease.file import FileLease
 
 REACH = """\
 #!/bin/sh

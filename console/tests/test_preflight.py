@@ -23,8 +23,8 @@ from headway.dataloader.config import DataConfig
 from headway.dataloader.prepare import prepare
 from headway.health.config import HealthConfig
 from headway.trainer.config import RunConfig
-from headway.trainer.worker import rank as rank_module
-from headway.trainer.worker.rank import NodeResources
+from headway.trainer.worker import node_resources
+from headway.trainer.worker.node_resources import NodeResources
 
 
 def test_every_setting_of_the_data_changes_what_a_run_does(
@@ -36,7 +36,7 @@ def test_every_setting_of_the_data_changes_what_a_run_does(
         config = from_dict(RunConfig, {"data": {"path": str(tmp_path), **values}})
         asked: list[Any] = []
         with monkeypatch.context() as patch:
-            patch.setattr(rank_module, "DataClient", lambda *a, **kw: asked.append((a, kw)))
+            patch.setattr(node_resources, "DataClient", lambda *a, **kw: asked.append((a, kw)))
             NodeResources.open_data(
                 SimpleNamespace(  # type: ignore[arg-type]
                     _config=config,

@@ -24,7 +24,8 @@ from headway.launch.engines.slurm.config import SlurmConfig
 from headway.launch.engines.ssh.config import Host, HostsConfig
 from headway.launch.join import records
 from headway.launch.join.bundle import Bundle
-from headway.launch.lease.file import FileLease, Holder
+from headway.launch.lease.base import Holder
+from headway.launch.lease.file import FileLease
 from headway.trainer.config import RunConfig
 
 LOCALLY = """\

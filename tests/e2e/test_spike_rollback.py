@@ -10,7 +10,7 @@ import pytest
 from headway.ckpt_store.client import newest, read_shard
 from headway.console.run import Run
 from headway.testkit.journal import query
-from headway.trainer.state.snapshot import TrainState
+from headway.trainer.state.train_state import TrainState
 
 TINY = Path(__file__).resolve().parents[2] / "examples" / "tiny.toml"
 STEPS, SIZE = 16, 4

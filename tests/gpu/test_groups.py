@@ -43,7 +43,9 @@ from headway.trainer.device.choose import take_device
 from headway.trainer.state import copy_stream
 from headway.trainer.state.flat import FlatChunk
 from headway.trainer.state.params import ParamSpec, Precision
-from headway.trainer.state.snapshot import Snapshots, TrainState, layout, offsets
+from headway.trainer.state.slot_layout import layout, offsets
+from headway.trainer.state.snapshot import Snapshots
+from headway.trainer.state.train_state import TrainState
 
 pytestmark = [
     pytest.mark.gpu,

@@ -7,9 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from headway.ckpt_store.attempts import Attempt
-from headway.ckpt_store.folder import FolderView
-from headway.ckpt_store.retention import dead_attempts
-from headway.ckpt_store.state import (
+from headway.ckpt_store.events import (
     ArenasSeen,
     DropParts,
     FlushSlot,
@@ -21,9 +19,10 @@ from headway.ckpt_store.state import (
     Remove,
     Report,
     Slot,
-    State,
-    decide,
 )
+from headway.ckpt_store.folder import FolderView
+from headway.ckpt_store.retention import dead_attempts
+from headway.ckpt_store.state import State, decide
 
 SLOT = Slot(step=10, generation=0, rank=0, seal=1)
 

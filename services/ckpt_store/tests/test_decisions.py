@@ -7,10 +7,7 @@ from typing import Any
 
 import pytest
 from headway.ckpt_store.attempts import Attempt
-from headway.ckpt_store.folder import FolderView
-from headway.ckpt_store.retention import LATER_ATTEMPTS, dead_attempts, newest_complete, removable
-from headway.ckpt_store.state import (
-    RETRY_S,
+from headway.ckpt_store.events import (
     Announce,
     ArenasSeen,
     Check,
@@ -25,10 +22,11 @@ from headway.ckpt_store.state import (
     Remove,
     Report,
     Slot,
-    State,
     WriteManifest,
-    decide,
 )
+from headway.ckpt_store.folder import FolderView
+from headway.ckpt_store.retention import LATER_ATTEMPTS, dead_attempts, newest_complete, removable
+from headway.ckpt_store.state import RETRY_S, State, decide
 from hypothesis import given, settings
 from hypothesis import strategies as st
 

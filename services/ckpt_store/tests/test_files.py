@@ -18,11 +18,11 @@ from headway.ckpt_store import files as files_module
 from headway.ckpt_store.client import CheckpointClient
 from headway.ckpt_store.config import StoreConfig
 from headway.ckpt_store.disk import Disk, drop_parts
+from headway.ckpt_store.events import FlushSlot, FolderSeen, JobDone, JobFailed, Slot
 from headway.ckpt_store.files import Files, NewFile, is_no_space
 from headway.ckpt_store.flush import write_manifest, write_shard
 from headway.ckpt_store.folder import newest
 from headway.ckpt_store.manifest import step_dir_name
-from headway.ckpt_store.state import FlushSlot, FolderSeen, JobDone, JobFailed, Slot
 from headway.ckpt_store.upkeep import remove_leftovers
 from headway.testkit import snapshots
 from hypothesis import given, settings

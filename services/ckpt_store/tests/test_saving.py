@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+from headway.ckpt_store.events import Slot
 from headway.ckpt_store.folder import Attempt, FolderView
 from headway.ckpt_store.in_memory import Holding, candidates
 from headway.ckpt_store.saving import LINGER_S, OTHERS_S, Saving
-from headway.ckpt_store.state import Slot
 
 
 def holding(committed: int, *steps: int, generation: int = 0) -> Holding:

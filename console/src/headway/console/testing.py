@@ -31,7 +31,8 @@ from headway.common.wire.server import Handler, Server
 from headway.console.run import Run
 from headway.controller.journal.journal import Journal
 from headway.launch.cluster import ClusterFolder
-from headway.launch.lease.file import FileLease, Holder
+from headway.launch.lease.base import Holder
+from headway.launch.lease.file import FileLease
 from headway.trainer.config import LaunchConfig, ModelConfig, ParallelConfig, RunConfig, TrainConfig
 
 if TYPE_CHECKING:

@@ -26,8 +26,8 @@ from headway.launch.engines.remote.reach import UnreachableError
 from headway.launch.join import tokens
 from headway.launch.join.bundle import Bundle
 from headway.launch.join.folder import NodeFolder
+from headway.launch.lease.base import Holder, Lease
 from headway.launch.lease.choose import lease_of
-from headway.launch.lease.file import Holder, Lease
 from headway.launch.lease.kubernetes import FILE, ApiLease
 from headway.launch.machine import __main__ as joining
 from headway.testkit.played.kubernetes_api import KubernetesApi

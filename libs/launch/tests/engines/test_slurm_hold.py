@@ -16,7 +16,8 @@ import pytest
 from headway.common.node.process import ProcessId
 from headway.common.node.testing import wait_until
 from headway.launch.engines.slurm import hold
-from headway.launch.lease.file import FileLease, Holder, LeaseTerm, LeaseView
+from headway.launch.lease.base import Holder, LeaseTerm, LeaseView
+from headway.launch.lease.file import FileLease
 
 
 def _holder() -> Holder:

@@ -18,7 +18,8 @@ from headway.common.wire.messages.driver import Join, Joined
 from headway.common.wire.server import Server
 from headway.launch.join import client
 from headway.launch.join.ticket import Ticket
-from headway.launch.lease.file import FileLease, Holder
+from headway.launch.lease.base import Holder
+from headway.launch.lease.file import FileLease
 
 
 def _publish(control: Path, endpoint: str, keys: KeyPair) -> Ticket:

@@ -16,8 +16,9 @@ from headway.launch.join import leaving, records
 from headway.launch.join.bundle import Bundle
 from headway.launch.join.folder import NodeFolder
 from headway.launch.join.ticket import Ticket
-from headway.launch.lease.file import FileLease, Holder
-from headway.launch.machine import __main__ as verbs
+from headway.launch.lease.base import Holder
+from headway.launch.lease.file import FileLease
+from headway.launch.machine import ending
 from headway.launch.machine.sweep import sweep
 
 RUN = "0123ab05"
@@ -96,7 +97,7 @@ def test_what_was_ended_by_force_keeps_its_logs_and_no_secret(
 ) -> None:
     ticket = Ticket(RUN, 1, "token", str(bundle.control), str(tmp_path / "scratch"))
     key = node.key()
-    assert verbs.end(node, ticket) == 0
+    assert ending.end(node, ticket) == 0
     assert (node.path / "runs" / "a" / "logs" / "n1-agent.log").exists()
     assert not _holds_a_secret(node.path) and not node.has_joined(1, "")
     node.install(bundle, 1, keys=node.key(), is_first=False)

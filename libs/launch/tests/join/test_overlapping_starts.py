@@ -19,6 +19,7 @@ from headway.launch.join.bundle import Bundle
 from headway.launch.join.folder import NodeFolder
 from headway.launch.join.ticket import Ticket
 from headway.launch.machine import __main__ as verbs
+from headway.launch.machine import ending
 
 RUN = "0123ab06"
 
@@ -72,7 +73,7 @@ def test_a_node_that_is_ended_while_it_waits_for_the_driver_does_not_join(
     def end() -> None:
         with scratch.locked(node.path):
             pass  # it need not wait
-        assert verbs.end(node, ticket) == 0
+        assert ending.end(node, ticket) == 0
 
     monkeypatch.setattr(scratch, "LOCK_LIMIT_S", 0.0)
     driver.meanwhile = [end]
@@ -89,7 +90,7 @@ def test_a_start_after_the_end_of_one_that_waits_keeps_its_key(
     """The driver may answer the former start last."""
 
     def end_and_start() -> None:
-        assert verbs.end(node, ticket) == 0
+        assert ending.end(node, ticket) == 0
         verbs.take_part(node, ticket, 5.0)
         driver.asked.append(driver.asked[0])  # as if it were asked by the former one only now
 
@@ -156,7 +157,7 @@ def test_a_start_that_fails_keeps_the_logs_of_a_former_one(
     verbs.take_part(node, ticket, 5.0)
     log = node.path / "runs" / "a" / "logs" / "n1-agent.log"
     log.write_text("a line\n")
-    assert verbs.end(node, ticket) == 0
+    assert ending.end(node, ticket) == 0
     driver.meanwhile = [_fail]
     with pytest.raises(DeadlineError):
         verbs.take_part(node, ticket, 5.0)
@@ -176,7 +177,7 @@ def test_no_init_begins_after_an_end(
 ) -> None:
     def take_part_and_be_ended(*_: object) -> None:
         take_part(node, ticket, 5.0)
-        assert verbs.end(node, ticket) == 0
+        assert ending.end(node, ticket) == 0
 
     take_part = verbs.take_part
     monkeypatch.setattr(verbs, "take_part", take_part_and_be_ended)
@@ -205,7 +206,7 @@ def test_a_command_that_keeps_the_lock_delays_no_end_for_ever(
         assert other.stdout is not None and other.stdout.readline() == b"locked\n"
         with pytest.raises(HeadwayError, match=r"scratch has been locked for 0.05 s"):
             verbs.restart(node, ticket)
-        assert verbs.end(node, ticket, lock_s=0.05) == 0 and not node.has_joined(1, "")
+        assert ending.end(node, ticket, lock_s=0.05) == 0 and not node.has_joined(1, "")
         other.kill()  # its lock ends with it
     assert verbs.restart(node, ticket) == verbs.NO_INIT
 
@@ -213,5 +214,5 @@ def test_a_command_that_keeps_the_lock_delays_no_end_for_ever(
 def test_neither_an_end_nor_a_restart_makes_a_scratch(
     tmp_path: Path, node: NodeFolder, ticket: Ticket
 ) -> None:
-    assert verbs.end(node, ticket) == 0 and verbs.restart(node, ticket) == verbs.NO_INIT
+    assert ending.end(node, ticket) == 0 and verbs.restart(node, ticket) == verbs.NO_INIT
     assert not (tmp_path / "scratch").exists()

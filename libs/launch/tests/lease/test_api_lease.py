@@ -15,8 +15,9 @@ from headway.common.errors import InputError
 from headway.launch.join import client
 from headway.launch.lease import kubernetes as lease_module
 from headway.launch.lease import kubernetes_api as api_module
+from headway.launch.lease.base import Holder, Lease, LeaseView, SupersededError
 from headway.launch.lease.choose import lease_of
-from headway.launch.lease.file import FileLease, Holder, Lease, LeaseView, SupersededError
+from headway.launch.lease.file import FileLease
 from headway.launch.lease.kubernetes import FILE, HOLDER, ApiLease, LeaseName
 from headway.launch.lease.kubernetes_api import ApiError
 from headway.testkit.played.kubernetes_api import BODIES, LEASES, KubernetesApi

@@ -18,9 +18,7 @@ from pathlib import Path
 import pytest
 from headway.common.node.process import ProcessId
 from headway.common.polling import wait_until
-from headway.launch.lease.choose import lease_of
-from headway.launch.lease.file import (
-    FileLease,
+from headway.launch.lease.base import (
     Holder,
     Lease,
     LeaseTerm,
@@ -29,6 +27,8 @@ from headway.launch.lease.file import (
     SupersededError,
     is_led,
 )
+from headway.launch.lease.choose import lease_of
+from headway.launch.lease.file import FileLease
 from headway.launch.lease.kubernetes import LeaseName
 from headway.testkit.played.kubernetes_api import KubernetesApi
 from structlog.testing import capture_logs

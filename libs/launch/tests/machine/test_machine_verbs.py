@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 from headway.common.errors import DeadlineError, RemoteError
+from headway.common.node.janitor import role_of
 from headway.common.node.process import ProcessId
 from headway.common.node.testing import wait_until
 from headway.common.wire.addresses import Network
@@ -22,8 +23,10 @@ from headway.launch.engine import TERM_S
 from headway.launch.join.bundle import Bundle
 from headway.launch.join.folder import NodeFolder
 from headway.launch.join.ticket import Ticket
-from headway.launch.lease.file import FileLease, Holder, LeaseTerm
+from headway.launch.lease.base import Holder, LeaseTerm
+from headway.launch.lease.file import FileLease
 from headway.launch.machine import __main__ as verbs
+from headway.launch.machine import ending
 from headway.launch.machine import foreground as stays
 from headway.launch.machine.foreground import ForegroundNode
 
@@ -57,8 +60,8 @@ def test_a_fence_ends_drivers_of_earlier_epochs_alone(
     former, newer = process("driver", "--epoch", "3"), process("driver", "--epoch", "4")
     executor, command = process("executor", "--epoch", "1"), process("driver")
     everybody = (former, newer, executor, command)
-    wait_until(lambda: all(verbs.role_of(_id(one)) for one in everybody), what="the processes")
-    verbs.fence(_ticket(tmp_path, epoch=4))
+    wait_until(lambda: all(role_of(_id(one)) for one in everybody), what="the processes")
+    ending.fence(_ticket(tmp_path, epoch=4))
     assert former.wait(20.0) == -9
     assert [one.poll() for one in everybody[1:]] == [None] * 3
 
@@ -67,8 +70,8 @@ def test_a_node_whose_folder_was_removed_is_ended_all_the_same(
     tmp_path: Path, process: Callable[..., subprocess.Popen[bytes]]
 ) -> None:
     worker = process("zygote")
-    wait_until(lambda: verbs.role_of(_id(worker)) == "zygote", what="the process")
-    assert verbs.end(NodeFolder(tmp_path / "absent"), _ticket(tmp_path)) == 0
+    wait_until(lambda: role_of(_id(worker)) == "zygote", what="the process")
+    assert ending.end(NodeFolder(tmp_path / "absent"), _ticket(tmp_path)) == 0
     assert worker.wait(20.0) == -9
 
 
@@ -83,13 +86,13 @@ def test_a_node_whose_disk_has_become_read_only_is_ended_all_the_same(
     folder.cluster.describe(RUN, 2)
     (folder.path / "joined.json").touch()
     worker = process("zygote")
-    wait_until(lambda: verbs.role_of(_id(worker)) == "zygote", what="the process")
+    wait_until(lambda: role_of(_id(worker)) == "zygote", what="the process")
 
     def refuse(path: Path, **_: object) -> None:
         raise OSError(errno.EROFS, os.strerror(errno.EROFS), str(path))
 
     monkeypatch.setattr(Path, "unlink", refuse)
-    assert verbs.end(folder, _ticket(tmp_path)) == 0
+    assert ending.end(folder, _ticket(tmp_path)) == 0
     assert worker.wait(20.0) == -9
     assert "the node's secrets stay on this machine" in capsys.readouterr().err
 
@@ -110,7 +113,7 @@ def test_what_an_earlier_start_left_is_ended_before_the_machine_joins_the_next_o
 
     assert start(slow) == slow.config
     worker = process("zygote")  # the run is stopped now, and this machine is not reached
-    wait_until(lambda: verbs.role_of(_id(worker)) == "zygote", what="the process")
+    wait_until(lambda: role_of(_id(worker)) == "zygote", what="the process")
     assert start(slow) == slow.config and worker.poll() is None, "it has joined this start"
     assert start(fast) == fast.config and worker.wait(20.0) == -9
 

@@ -15,13 +15,13 @@ from headway.common.wire.messages.executor import DriverBeat
 from headway.common.wire.side_thread import ThreadPerKind
 from headway.controller.driver import leadership
 from headway.controller.driver.leadership import Leadership
-from headway.controller.executor.folder_probe import FolderLook
+from headway.controller.executor.machine.folder_probe import FolderLook
 from headway.controller.executor.node_events import DriverReported
 from headway.controller.executor.node_run import NodeRun
 from headway.launch.cluster import ClusterFolder
 from headway.launch.lease import kubernetes_api as api_module
+from headway.launch.lease.base import Holder, SupersededError
 from headway.launch.lease.choose import lease_of
-from headway.launch.lease.file import Holder, SupersededError
 from headway.launch.lease.kubernetes import LeaseName
 from headway.testkit.played.kubernetes_api import KubernetesApi
 

@@ -31,7 +31,7 @@ from headway.common.wire.messages.health import Verdict, VerdictTaken
 from headway.controller.client import replay
 from headway.controller.driver.requests import MOST_COMMANDS
 from headway.controller.journal.journal import Journal
-from headway.launch.lease.file import Holder
+from headway.launch.lease.base import Holder
 from headway.testkit.played.place import (
     LIMIT_S,
     Place,

@@ -13,7 +13,7 @@ from headway.common.wire.client import Client
 from headway.common.wire.keys import KeyPair
 from headway.common.wire.messages.driver import Accepted, Command, NodeBeat
 from headway.common.wire.messages.executor import DriverBeat
-from headway.launch.lease.file import Holder
+from headway.launch.lease.base import Holder
 from headway.testkit.played.place import LIMIT_S, NOTES, JoinedPlace, place_console
 
 SHORT_S = 3.0

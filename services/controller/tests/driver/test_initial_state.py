@@ -12,7 +12,7 @@ from headway.common.wire.messages.worker import Steer
 from headway.controller.driver.initial_state import begin, is_of_plan
 from headway.controller.journal.journal import Journal
 from headway.health.config import QUICK_CHECKS, HealthConfig
-from headway.launch.lease.file import SupersededError
+from headway.launch.lease.base import SupersededError
 from headway.trainer.config import LaunchConfig, ParallelConfig, RunConfig, TrainConfig
 
 PLANNED = {0: 0, 1: 0, 2: 1, 3: 1}

@@ -13,7 +13,8 @@ import pytest
 from headway.common.node.process import ProcessId
 from headway.common.wire.side_thread import ThreadPerKind
 from headway.controller.driver.leadership import Leadership
-from headway.launch.lease.file import FileLease, Holder, SupersededError
+from headway.launch.lease.base import Holder, SupersededError
+from headway.launch.lease.file import FileLease
 from headway.testkit.played.place import LIMIT_S
 from structlog.testing import capture_logs
 

@@ -14,7 +14,7 @@ from headway.controller.executor.election import (
     START_GRACE_S,
     LeaseCandidate,
 )
-from headway.launch.lease.file import Holder, LeaseView
+from headway.launch.lease.base import Holder, LeaseView
 from headway.testkit.simulation.lone_node import LoneNode
 
 SILENT_S = 2.0

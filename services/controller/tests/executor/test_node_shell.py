@@ -20,11 +20,12 @@ from headway.common.wire.message import Message
 from headway.common.wire.messages.driver import WorkerGone
 from headway.common.wire.messages.executor import WorkerBeat
 from headway.controller.executor import node_end, node_files, node_run
-from headway.controller.executor.folder_probe import FolderLook
+from headway.controller.executor.machine.folder_probe import FolderLook
 from headway.controller.executor.node_events import Exit, FolderSeen, Looked, WorkerReported
 from headway.controller.executor.node_run import NodeRun
 from headway.launch.cluster import ClusterFolder
-from headway.launch.lease.file import FileLease, Holder
+from headway.launch.lease.base import Holder
+from headway.launch.lease.file import FileLease
 
 SLEEP = [sys.executable, "-c", "import time; time.sleep(100)"]
 

@@ -24,7 +24,7 @@ from headway.controller.journal.essentials import FILE, damaged_of, kept_facts
 from headway.controller.journal.journal import Journal
 from headway.controller.journal.rows import ClockReading
 from headway.controller.journal.writer import JournalWriter
-from headway.launch.lease.file import SupersededError
+from headway.launch.lease.base import SupersededError
 from headway.testkit.played.place import Place, begin, place_console, run_to_first_step
 from headway.trainer.config import RunConfig
 

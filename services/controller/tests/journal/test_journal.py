@@ -24,7 +24,7 @@ from headway.controller.journal.journal import Journal
 from headway.controller.journal.reads import READS
 from headway.controller.journal.reports import Reports
 from headway.controller.journal.writer import JournalWriter
-from headway.launch.lease.file import SupersededError
+from headway.launch.lease.base import SupersededError
 from structlog.testing import capture_logs
 
 LIMIT_S = 30.0

@@ -17,7 +17,7 @@ from headway.testkit.data_daemon import Daemon, running_daemon, write_tokens
 from headway.testkit.trainer.layouts import small_run
 from headway.trainer.config import RunConfig
 from headway.trainer.data.batches import BatchReader, MicroBatch
-from headway.trainer.worker.rank import NodeResources, data_readers
+from headway.trainer.worker.node_resources import NodeResources, data_readers
 
 END = 7
 

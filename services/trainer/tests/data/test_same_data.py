@@ -33,7 +33,7 @@ from headway.trainer.data.batches import BatchSource, Split
 from headway.trainer.errors import RefusedError
 from headway.trainer.session.hooks import StepHooks
 from headway.trainer.session.session import Session
-from headway.trainer.state.snapshot import TrainState
+from headway.trainer.state.train_state import TrainState
 from headway.trainer.worker.rank import Rank
 from headway.trainer.worker.torchrun import _data
 

@@ -32,7 +32,8 @@ from headway.trainer.exchange.shapes import parameter_shapes
 from headway.trainer.parallel.tensor import TensorParallel
 from headway.trainer.session.build import build_model
 from headway.trainer.state.flat import FlatChunk
-from headway.trainer.state.snapshot import TrainState, layout, offsets
+from headway.trainer.state.slot_layout import layout, offsets
+from headway.trainer.state.train_state import TrainState
 from hypothesis import given, settings
 from hypothesis import strategies as st
 

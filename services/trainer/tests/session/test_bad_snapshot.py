@@ -29,7 +29,7 @@ from headway.trainer.comm.interface import Aborted
 from headway.trainer.errors import BadSnapshotError
 from headway.trainer.session.hooks import StepResult
 from headway.trainer.session.session import Session
-from headway.trainer.state.snapshot import TrainState
+from headway.trainer.state.train_state import TrainState
 from headway.trainer.worker.worker import Worker
 
 pytestmark = pytest.mark.usefixtures("one_thread")

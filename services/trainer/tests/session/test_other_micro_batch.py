@@ -13,7 +13,7 @@ from headway.trainer.comm.groups import Groups
 from headway.trainer.config import RunConfig
 from headway.trainer.session.hooks import StepHooks, StepResult
 from headway.trainer.session.session import Session
-from headway.trainer.state.snapshot import TrainState
+from headway.trainer.state.train_state import TrainState
 
 
 def config_of(micro_batch_size: int) -> RunConfig:

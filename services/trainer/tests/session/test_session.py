@@ -28,7 +28,8 @@ from headway.trainer.optim.schedule import learning_rate
 from headway.trainer.session.hooks import Directive, StepHooks, StepResult
 from headway.trainer.session.session import Session
 from headway.trainer.state.flat import FlatChunk
-from headway.trainer.state.snapshot import Snapshots, TrainState
+from headway.trainer.state.snapshot import Snapshots
+from headway.trainer.state.train_state import TrainState
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

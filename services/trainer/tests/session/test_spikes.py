@@ -24,7 +24,7 @@ from headway.trainer.session import commands as control_loop
 from headway.trainer.session.hooks import StepHooks, StepResult
 from headway.trainer.session.session import Session
 from headway.trainer.session.spikes import SpikeGuard
-from headway.trainer.state.snapshot import TrainState
+from headway.trainer.state.train_state import TrainState
 
 SPIKE, STEPS = 12, 16
 SPOILED = (SPIKE * 16, (SPIKE + 1) * 16)

@@ -18,7 +18,9 @@ from headway.trainer.state import copy_stream
 from headway.trainer.state.copy_stream import CopyStream
 from headway.trainer.state.flat import FlatChunk
 from headway.trainer.state.params import ParamSpec, Precision
-from headway.trainer.state.snapshot import Snapshots, TrainState, layout, offsets
+from headway.trainer.state.slot_layout import layout, offsets
+from headway.trainer.state.snapshot import Snapshots
+from headway.trainer.state.train_state import TrainState
 
 
 class Stream:

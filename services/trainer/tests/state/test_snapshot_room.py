@@ -18,7 +18,7 @@ from headway.trainer.comm.groups import Groups
 from headway.trainer.config import RunConfig
 from headway.trainer.session.hooks import StepHooks, StepResult
 from headway.trainer.session.session import Session
-from headway.trainer.state.snapshot import offsets
+from headway.trainer.state.slot_layout import offsets
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 MIB = 1 << 20

@@ -28,8 +28,10 @@ from headway.trainer.comm.fence import Fence
 from headway.trainer.comm.groups import Groups
 from headway.trainer.comm.interface import Aborted
 from headway.trainer.config import RunConfig
+from headway.trainer.worker import node_resources
 from headway.trainer.worker import rank as rank_module
-from headway.trainer.worker.rank import NodeResources, Rank
+from headway.trainer.worker.node_resources import NodeResources
+from headway.trainer.worker.rank import Rank
 
 PREDECESSOR = """
 import sys
@@ -105,7 +107,7 @@ def test_an_abort_ends_the_wait_for_a_predecessor(rank: Rank, predecessor: Prede
 def test_a_predecessor_that_does_not_end_is_named(
     rank: Rank, predecessor: Predecessor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(rank_module, "CLAIM_LIMIT_S", 0.05)
+    monkeypatch.setattr(node_resources, "CLAIM_LIMIT_S", 0.05)
     with pytest.raises(HeadwayError, match=f"is being written by process {predecessor.pid}"):
         _open(rank)
 
@@ -114,7 +116,7 @@ def test_a_stream_is_opened_with_the_wait_and_the_fence_of_the_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     opened: dict[str, Any] = {}
-    monkeypatch.setattr(rank_module, "DataClient", lambda _, **options: opened.update(options))
+    monkeypatch.setattr(node_resources, "DataClient", lambda _, **options: opened.update(options))
     settings = small_run("fp32", world_size=1)
     settings["data"] = {"path": str(tmp_path), "wait_timeout_s": 7.5}
     fence = Fence()

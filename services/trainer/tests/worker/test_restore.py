@@ -22,7 +22,7 @@ from headway.testkit.trainer.synthetic import synthetic
 from headway.trainer.comm.groups import Groups
 from headway.trainer.errors import BadCheckpointError, BadSnapshotError, RefusedError
 from headway.trainer.session.session import Session
-from headway.trainer.state.snapshot import TrainState
+from headway.trainer.state.train_state import TrainState
 from headway.trainer.worker import rank as rank_module
 from headway.trainer.worker.rank import Rank
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from typing import Literal
 
-from headway.launch.lease.file import Lease, LeaseWatch, is_led
+from headway.launch.lease.base import Lease, LeaseWatch, is_led
 
 ENDED_S = 2.0
 """A run on other machines that has an outcome counts as over when its lease is not renewed."""

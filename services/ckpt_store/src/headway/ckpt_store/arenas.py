@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import TypeAlias
 
 from headway.ckpt_store.attempts import Key
+from headway.ckpt_store.events import Slot
 from headway.ckpt_store.flush import Snapshot, parse_layout
 from headway.ckpt_store.in_memory import Holding
-from headway.ckpt_store.state import Slot
 from headway.common.errors import CorruptError
 from headway.common.log import get_logger
 from headway.common.node.arena import Arena, SlotInfo

@@ -7,7 +7,6 @@ with its own arenas uses ``newest`` and ``read_shard_into`` only.
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import time
 from collections.abc import Callable
@@ -16,13 +15,7 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from headway.ckpt_store.agreement import Agree, end_together
-from headway.ckpt_store.choice import (
-    DamagedShardError,
-    restore_alone,
-    restore_step,
-    restore_together,
-)
+from headway.ckpt_store.agreement import Agree
 from headway.ckpt_store.config import StoreConfig
 from headway.ckpt_store.files import Files, is_no_space
 from headway.ckpt_store.folder import (
@@ -36,10 +29,8 @@ from headway.ckpt_store.folder import (
 from headway.ckpt_store.folder_client import FolderWriter
 from headway.ckpt_store.generations import SCRATCH, Generations, obsolete
 from headway.ckpt_store.incarnation import Incarnation
-from headway.ckpt_store.manifest import (
-    damaged_name,
-)
-from headway.ckpt_store.packing import lay_out, leaves_of, pack, unpack
+from headway.ckpt_store.packing import lay_out, leaves_of, pack
+from headway.ckpt_store.restoring import Restorer, read_state
 from headway.ckpt_store.saved import Saved, saved
 from headway.ckpt_store.tensors import CheckpointTensors, write_tensors
 from headway.ckpt_store.tree import Flat
@@ -51,7 +42,7 @@ from headway.ckpt_store.verify import (
     read_shard_into,
     verify,
 )
-from headway.common.errors import CorruptError, DeadlineError, InputError
+from headway.common.errors import DeadlineError, InputError
 from headway.common.log import get_logger
 
 __all__ = [
@@ -217,21 +208,15 @@ class CheckpointClient:
             InputError: ``step`` does not exist, or was saved by another number of ranks.
             HeadwayError: with ``agree``, another rank failed; the message has its number and error.
         """
-        if agree is not None:
-            return self._restore_together(step, agree)
-        found: tuple[int, Any] | None
-        if step is not None:
-            found = step, restore_step(self.checkpoints, step, self._read)
-        else:
-            try:
-                found = restore_alone(self.checkpoints, self.world_size, self._read)
-            except DamagedShardError as error:
-                raise self._with_note(error) from None
-            except CorruptError as error:
-                raise self._without_notes(error) from None
-        if found is not None:
-            self._continue_from(found[0])
-        return found
+        restorer = Restorer(
+            self._files,
+            self.checkpoints,
+            self.rank,
+            self.world_size,
+            self._read,
+            read_only=self._read_only,
+        )
+        return restorer.restore(step, agree, self._continue_from)
 
     def wait(self, step: int, timeout_s: float = 60.0) -> None:
         """Block until checkpoint ``step``, or a later one, is complete on disk.
@@ -307,71 +292,8 @@ class CheckpointClient:
         return any(info.step >= step and info.generation >= oldest for info in found)
 
     # ---- restoring ------------------------------------------------------------------------------
-    def _restore_together(self, step: int | None, agree: Agree) -> tuple[int, Any] | None:
-        folder, failed = self.checkpoints, None
-        found: tuple[int, Any] | None = None
-        if step is None:
-            found = restore_together(folder, self.rank, self.world_size, self._read, agree)
-            if found is None:
-                return None
-        try:
-            if step is not None:
-                found = step, restore_step(folder, step, self._read)
-            assert found is not None
-            self._continue_from(found[0])
-        except Exception as error:
-            failed = error
-        end_together(agree, self.rank, failed)
-        return found
-
     def _read(self, info: CheckpointInfo) -> Any:
-        if info.world_size != self.world_size:
-            raise InputError(
-                f"{info.path} was saved by {info.world_size} ranks, this client is one of "
-                f"{self.world_size}",
-                remedy="restore with the number of ranks that saved it",
-            )
-        part = read_part(info, self.rank)
-        data = np.empty(part.data_bytes, np.uint8)
-        extra = read_shard_into(info, self.rank, data)
-        try:
-            return unpack(part, data, extra)
-        except (
-            CorruptError
-        ) as error:  # its digests match, so it comes from another program and is not damaged
-            raise InputError(f"{info.path}: {error.message}", remedy=error.remedy) from None
-
-    def _with_note(self, error: DamagedShardError) -> CorruptError:
-        """Record the damage in the folder; after a restart all ranks skip that checkpoint."""
-        path = error.folder / damaged_name(self.rank)
-        if self._read_only or not self._files.leave_note(path, error.message):
-            return error
-        return CorruptError(
-            error.message,
-            remedy="restart all ranks, which then skip this checkpoint; once it is readable again, "
-            "`headway ckpt verify --all` makes it count",
-        )
-
-    def _without_notes(self, error: CorruptError) -> CorruptError:
-        """No other checkpoint is left, so retry the ones that this rank could not read before."""
-        for info in self._noted_by_this_rank():
-            try:
-                self._read(info)
-            except CorruptError:
-                continue
-            self._files.discard(info.path / damaged_name(self.rank))
-            return CorruptError(
-                f"{info.path} reads well again", remedy="restart all ranks, which then use it"
-            )
-        return CorruptError(error.message, remedy="inspect them with `headway ckpt verify --all`")
-
-    def _noted_by_this_rank(self) -> list[CheckpointInfo]:
-        if self._read_only or self.world_size == 1:
-            return []
-        with contextlib.suppress(CorruptError):
-            found = complete(self.checkpoints, with_damaged=True)
-            return [info for info in found if (info.path / damaged_name(self.rank)).exists()]
-        return []
+        return read_state(info, self.rank, self.world_size)
 
     def _continue_from(self, step: int) -> None:
         self._generations.choose(step)

@@ -12,15 +12,7 @@ from functools import partial
 from pathlib import Path
 
 from headway.ckpt_store.config import StoreConfig
-from headway.ckpt_store.files import Files, is_no_space
-from headway.ckpt_store.flush import Snapshot, StaleSnapshotError, write_manifest, write_shard
-from headway.ckpt_store.folder import look, open_checkpoint
-from headway.ckpt_store.manifest import (
-    MANIFEST_NAME,
-    gave_up_name,
-    step_dir_name,
-)
-from headway.ckpt_store.state import (
+from headway.ckpt_store.events import (
     Check,
     DropParts,
     EmptyTrash,
@@ -33,6 +25,14 @@ from headway.ckpt_store.state import (
     JobFailed,
     Remove,
     WriteManifest,
+)
+from headway.ckpt_store.files import Files, is_no_space
+from headway.ckpt_store.flush import Snapshot, StaleSnapshotError, write_manifest, write_shard
+from headway.ckpt_store.folder import look, open_checkpoint
+from headway.ckpt_store.manifest import (
+    MANIFEST_NAME,
+    gave_up_name,
+    step_dir_name,
 )
 from headway.ckpt_store.verify import verify
 from headway.common.errors import HeadwayError

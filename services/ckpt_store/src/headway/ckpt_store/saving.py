@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping
 
 from headway.ckpt_store.attempts import Attempt, Key
+from headway.ckpt_store.events import Slot
 from headway.ckpt_store.folder import FolderView
 from headway.ckpt_store.in_memory import Holding, candidates
-from headway.ckpt_store.state import Slot
 
 OTHERS_S = 5.0
 """How long the parts of other nodes are waited for, since the last one was new."""

@@ -16,11 +16,7 @@ from typing import Any
 from headway.ckpt_store.arenas import Arenas
 from headway.ckpt_store.config import StoreConfig
 from headway.ckpt_store.disk import Disk
-from headway.ckpt_store.files import Files
-from headway.ckpt_store.folder import FolderView
-from headway.ckpt_store.in_memory import candidates
-from headway.ckpt_store.saving import Saving
-from headway.ckpt_store.state import (
+from headway.ckpt_store.events import (
     Announce,
     ArenasSeen,
     Event,
@@ -31,9 +27,12 @@ from headway.ckpt_store.state import (
     ReleaseSlot,
     Report,
     Slot,
-    State,
-    decide,
 )
+from headway.ckpt_store.files import Files
+from headway.ckpt_store.folder import FolderView
+from headway.ckpt_store.in_memory import candidates
+from headway.ckpt_store.saving import Saving
+from headway.ckpt_store.state import State, decide
 from headway.ckpt_store.upkeep import remove_leftovers
 from headway.common.errors import HeadwayError, InputError
 from headway.common.log import get_logger

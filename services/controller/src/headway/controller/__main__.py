@@ -42,7 +42,7 @@ def driver(
     from headway.common.log import get_logger, setup
     from headway.controller.driver.driver import Driver
     from headway.launch.cluster import ClusterFolder
-    from headway.launch.lease.file import SupersededError
+    from headway.launch.lease.base import SupersededError
 
     setup("driver", node=node, in_background=True)
     try:

@@ -20,8 +20,8 @@ from headway.controller.journal.essentials import damaged_of, kept_facts
 from headway.controller.journal.file import JournalFile, UnreadableJournalError
 from headway.controller.journal.journal import Journal
 from headway.controller.journal.reader import JournalEvent, RunJournal, Sampled, Step
+from headway.launch.lease.base import is_led
 from headway.launch.lease.choose import lease_of
-from headway.launch.lease.file import is_led
 
 __all__ = [
     "JournalEvent",
@@ -95,7 +95,7 @@ def _commands_of(parent: Path) -> list[Steer]:
 
 
 class _Recorded(msgspec.Struct, frozen=True):
-    """A field of ``snapshot.TrainState``, which needs torch."""
+    """A field of ``train_state.TrainState``, which needs torch."""
 
     command: int = 0
 

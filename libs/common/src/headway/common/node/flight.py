@@ -17,13 +17,28 @@ from __future__ import annotations
 import struct
 import threading
 import time
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 from headway.common.errors import CorruptError, InputError
+from headway.common.node.flight_header import (
+    ALIVE,
+    ASKED_NS,
+    CAPACITY,
+    GENERATION,
+    HEAD,
+    PASSED,
+    PASSED_NS,
+    PID,
+    PROGRESS,
+    RANK,
+    START,
+    WAITS,
+    FlightHeader,
+    read_header,
+)
 from headway.common.node.flight_record import ABORTED, BROKEN, RECORD, US, Record, plain
 from headway.common.node.group_table import TABLE_BYTES, GroupCount, GroupTable, read_table
 from headway.common.node.process import ProcessId
@@ -37,8 +52,6 @@ assert Record._fields == RECORD.names
 assert RECORD.itemsize == _PACK.size == LINE_BYTES
 
 _LINE = LINE_BYTES // WORD_BYTES
-_RANK, _CAPACITY, _PID, _START, _GENERATION = range(_LINE, _LINE + 5)
-_HEAD, _PROGRESS, _ALIVE, _WAITS, _PASSED, _PASSED_NS, _ASKED_NS = range(2 * _LINE, 2 * _LINE + 7)
 _TABLE = PAGE_BYTES // WORD_BYTES - TABLE_BYTES // WORD_BYTES
 _RECORDS = PAGE_BYTES // WORD_BYTES
 # words of peer with the collective, start_ns, end_ns and device in a record
@@ -46,47 +59,6 @@ _COLLECTIVE, _START_NS, _END, _DEVICE = 2, 4, 5, 7
 _PEER = 0xFFFF
 _LATEST = (1 << 31) - 1  # of a device's times, in us: 35 minutes
 _FLAGS_AT = 2  # byte of flags in a record
-
-
-@dataclass(frozen=True, slots=True)
-class Passed:
-    """The newest record whose beginning or end a device has passed."""
-
-    sequence: int
-    """-1 before the first one."""
-    is_end: bool
-    since_ns: int
-    """When that was first seen; ``time.monotonic_ns``."""
-    asked_ns: int
-    """When the device was last asked, and answered."""
-
-
-class FlightHeader(NamedTuple):
-    """``head`` counts records begun, ``progress`` records ended, over all processes of the rank.
-
-    ``alive`` counts the turns of another thread of the process, 0 while it has none that counts: a
-    process in which it stops cannot run, whatever its rank waits for.
-
-    ``waits`` counts the beginnings and ends of the main thread's waits for others: it is odd while
-    the thread waits.
-
-    ``passed`` is where the device is, as ``DevicePosition`` last saw it; None without one.
-    """
-
-    rank: int
-    process: ProcessId
-    generation: int
-    capacity: int
-    head: int
-    progress: int
-    alive: int = 0
-    waits: int = 0
-    passed: Passed | None = None
-
-    @property
-    def is_waiting(self) -> bool:
-        """Whether the main thread waits for other ranks, or for the driver between generations."""
-        return bool(self.waits & 1)
 
 
 class FlightWriter:
@@ -99,9 +71,9 @@ class FlightWriter:
         self._segment = segment
         self._buffer = segment.buffer
         self._words = segment.words
-        self._capacity = self._words[_CAPACITY]
-        self._generation = self._words[_GENERATION]
-        self._head = self._words[_HEAD]
+        self._capacity = self._words[CAPACITY]
+        self._generation = self._words[GENERATION]
+        self._head = self._words[HEAD]
         self._lock = threading.Lock()
         self.waiting = _Waiting(self)
         self.table = GroupTable(self._words[_TABLE:_RECORDS])
@@ -118,27 +90,27 @@ class FlightWriter:
             raise InputError(f"flight capacity {capacity} is below 2", remedy="use a larger one")
 
         def fill(new: Segment) -> None:
-            new.words[_RANK], new.words[_CAPACITY] = rank, capacity
+            new.words[RANK], new.words[CAPACITY] = rank, capacity
 
         nbytes = PAGE_BYTES + capacity * LINE_BYTES
         segment = Segment.create_or_open(path, nbytes, _MAGIC, _VERSION, fill)
         words, me = segment.words, ProcessId.current()
-        if words[_RANK] != rank or words[_CAPACITY] != capacity:
-            found = f"rank {words[_RANK]}, capacity {words[_CAPACITY]}"
+        if words[RANK] != rank or words[CAPACITY] != capacity:
+            found = f"rank {words[RANK]}, capacity {words[CAPACITY]}"
             segment.close()
             raise InputError(
                 f"{path} is of {found}, not {rank}, {capacity}", remedy="remove the file"
             )
-        words[_PID] = 0  # never the new pid with the old start time
-        words[_START], words[_WAITS] = me.start_ticks, 0
-        words[_PASSED] = words[_PASSED_NS] = words[_ASKED_NS] = 0
-        words[_PID] = me.pid
+        words[PID] = 0  # never the new pid with the old start time
+        words[START], words[WAITS] = me.start_ticks, 0
+        words[PASSED] = words[PASSED_NS] = words[ASKED_NS] = 0
+        words[PID] = me.pid
         return cls(segment)
 
     def set_generation(self, generation: int) -> None:
         """Stamp the records that follow."""
         self._generation = generation
-        self._words[_GENERATION] = generation
+        self._words[GENERATION] = generation
 
     def begin(
         self,
@@ -165,7 +137,7 @@ class FlightWriter:
                 seq, time.monotonic_ns(), 0, nbytes, 0,
             )  # fmt: skip
             self._head = seq + 1
-            self._words[_HEAD] = seq + 1
+            self._words[HEAD] = seq + 1
         return seq
 
     def name(self, seq: int, collective: int) -> None:
@@ -188,7 +160,7 @@ class FlightWriter:
                     is_abort = getattr(error, "is_abort", False)
                     self._buffer[at] |= BROKEN | ABORTED if is_abort else BROKEN
                 words[_RECORDS + seq % self._capacity * _LINE + _END] = time.monotonic_ns()
-            words[_PROGRESS] += 1
+            words[PROGRESS] += 1
 
     def add(self, kind: int, start_ns: int, end_ns: int, *, step: int) -> None:
         """One record of what is over already, with its times."""
@@ -200,8 +172,8 @@ class FlightWriter:
                 kind, 0, 0, -1, step, self._generation, _PEER, seq, start_ns, end_ns, 0, 0,
             )  # fmt: skip
             self._head = seq + 1
-            self._words[_HEAD] = seq + 1
-            self._words[_PROGRESS] += 1
+            self._words[HEAD] = seq + 1
+            self._words[PROGRESS] += 1
 
     def correct(self, seq: int, start_ns: int, end_ns: int) -> None:
         """Add when a device did the work of record ``seq``, in ns of the host's clock.
@@ -228,7 +200,7 @@ class FlightWriter:
         """Show that the process runs; from a thread that never waits for other ranks."""
         with self._lock:
             if len(self._words):  # else it was closed meanwhile
-                self._words[_ALIVE] += 1
+                self._words[ALIVE] += 1
 
     def show_device(self, sequence: int, *, is_end: bool) -> None:
         """Show that the device has passed the beginning or end of a record; -1 for none yet."""
@@ -236,9 +208,9 @@ class FlightWriter:
         with self._lock:
             if words := self._words:
                 passed = sequence + 1 << 1 | is_end
-                if words[_PASSED] != passed or not words[_PASSED_NS]:
-                    words[_PASSED_NS], words[_PASSED] = now_ns, passed
-                words[_ASKED_NS] = now_ns
+                if words[PASSED] != passed or not words[PASSED_NS]:
+                    words[PASSED_NS], words[PASSED] = now_ns, passed
+                words[ASKED_NS] = now_ns
 
     def close(self) -> None:
         self.table.close()
@@ -258,12 +230,12 @@ class _Waiting:
     def __enter__(self) -> None:
         self._count = count = self._count + 1
         if words := self._writer._words:  # empty once the ring is closed
-            words[_WAITS] = count
+            words[WAITS] = count
 
     def __exit__(self, *_: object) -> None:
         self._count = count = self._count + 1
         if words := self._writer._words:
-            words[_WAITS] = count
+            words[WAITS] = count
 
 
 class _Record:
@@ -280,11 +252,6 @@ class _Record:
         self._writer.end(self._seq, error=kind)
 
 
-def _passed(words: memoryview) -> Passed:
-    passed = words[_PASSED]
-    return Passed((passed >> 1) - 1, bool(passed & 1), words[_PASSED_NS], words[_ASKED_NS])
-
-
 class FlightReader:
     """Reads the records of a rank; never writes, never waits."""
 
@@ -292,7 +259,7 @@ class FlightReader:
         """Raises FileNotFoundError, CorruptError."""
         self._segment = Segment.open(path, _MAGIC, _VERSION)
         self._words = self._segment.words
-        self._capacity = self._words[_CAPACITY]
+        self._capacity = self._words[CAPACITY]
         room = (self._segment.nbytes - PAGE_BYTES) // LINE_BYTES
         if self._capacity != room:
             self._segment.close()
@@ -305,34 +272,23 @@ class FlightReader:
     @property
     def rank(self) -> int:
         """Whose ring it is."""
-        return int(self._words[_RANK])
+        return int(self._words[RANK])
 
     @property
     def head(self) -> int:
         """Records begun, over all processes of the rank."""
-        return int(self._words[_HEAD])
+        return int(self._words[HEAD])
 
     @property
     def header(self) -> FlightHeader:
-        words = self._words
-        return FlightHeader(
-            rank=words[_RANK],
-            process=ProcessId(words[_PID], words[_START]),
-            generation=words[_GENERATION],
-            capacity=self._capacity,
-            head=words[_HEAD],
-            progress=words[_PROGRESS],
-            alive=words[_ALIVE],
-            waits=words[_WAITS],
-            passed=_passed(words) if words[_ASKED_NS] else None,
-        )
+        return read_header(self._words, self._capacity)
 
     def groups(self) -> tuple[GroupCount, ...]:
         """What the rank has entered and finished in each group of its generation."""
         words = self._words
         if not len(words):
             return ()
-        return read_table(words[_TABLE:_RECORDS], words[_GENERATION])
+        return read_table(words[_TABLE:_RECORDS], words[GENERATION])
 
     def snapshot(self, since: int = 0) -> npt.NDArray[Any]:
         """Copy the records from sequence ``since`` on that still exist.
@@ -341,13 +297,13 @@ class FlightReader:
 
         Records that the writer overwrote during the copy are left out.
         """
-        head = self._words[_HEAD]
+        head = self._words[HEAD]
         first = max(since, head - self._capacity + 1, 0)
         if first >= head:
             return np.empty(0, RECORD)
         copy = np.frombuffer(self._copy(first, head), RECORD)
         # The record at the current head may be half written: it replaces head - capacity.
-        oldest = self._words[_HEAD] - self._capacity + 1
+        oldest = self._words[HEAD] - self._capacity + 1
         copy, first = copy[max(0, oldest - first) :], max(first, oldest)
         whole = copy["sequence"] == np.arange(first, first + len(copy), dtype=np.uint64)
         return copy if whole.all() else copy[whole]
@@ -366,18 +322,18 @@ class FlightReader:
 
     def at(self, sequence: int) -> Record | None:
         """Record ``sequence``, or None if it is overwritten."""
-        if not 0 <= sequence < self._words[_HEAD]:
+        if not 0 <= sequence < self._words[HEAD]:
             return None
         place = self._place(sequence)
         found = plain(bytes(self._buffer[place : place + LINE_BYTES]))
-        oldest = self._words[_HEAD] - self._capacity + 1
+        oldest = self._words[HEAD] - self._capacity + 1
         return found if found.sequence == sequence and sequence >= oldest else None
 
     def last(self) -> Record | None:
         """The newest record, or None."""
         for _ in range(3):  # a writer that laps a tiny ring may overtake this read once
-            found = self.at(self._words[_HEAD] - 1)
-            if found is not None or not self._words[_HEAD]:
+            found = self.at(self._words[HEAD] - 1)
+            if found is not None or not self._words[HEAD]:
                 return found
         return None
 

@@ -17,8 +17,8 @@ from headway.common.wire.messages.driver import Join, Joined
 from headway.launch.join.bundle import Bundle
 from headway.launch.join.needs import num_gpus
 from headway.launch.join.ticket import Ticket
+from headway.launch.lease.base import Holder
 from headway.launch.lease.choose import lease_of
-from headway.launch.lease.file import Holder
 
 CALL_S = 5.0
 LOOK_S = 0.1

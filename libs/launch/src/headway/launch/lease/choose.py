@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-from headway.launch.lease.file import FileLease, Holder, Lease
+from headway.launch.lease.base import Holder, Lease
+from headway.launch.lease.file import FileLease
 from headway.launch.lease.kubernetes import LeaseName
 
 

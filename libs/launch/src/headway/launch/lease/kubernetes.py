@@ -12,7 +12,7 @@ from typing import Any
 from headway.common.config import from_dict
 from headway.common.errors import ConfigError, InputError
 from headway.common.node.files import replace_json
-from headway.launch.lease.file import Holder, LeaseView, ProcessLease, superseded
+from headway.launch.lease.base import Holder, LeaseView, ProcessLease, superseded
 from headway.launch.lease.kubernetes_api import ApiError, ApiObject
 
 API_VERSION, KIND, GROUP = "coordination.k8s.io/v1", "Lease", "coordination.k8s.io"

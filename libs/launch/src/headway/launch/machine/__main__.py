@@ -24,9 +24,6 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from headway.common.errors import HeadwayError, InputError
-from headway.common.node.janitor import end_node, leave_run, processes_of, role_of
-from headway.common.node.process import ProcessId
-from headway.common.polling import wait_until
 from headway.common.wire.keys import KeyPair
 from headway.launch.engine import TERM_S
 from headway.launch.engines.choose import config_of, of_bundle
@@ -37,24 +34,17 @@ from headway.launch.join.answers import DONE, NO_INIT
 from headway.launch.join.bundle import Bundle
 from headway.launch.join.client import join
 from headway.launch.join.folder import NodeFolder, check_seen
-from headway.launch.join.leaving import remove_secrets
 from headway.launch.join.ticket import Ticket
+from headway.launch.lease.base import is_led
 from headway.launch.lease.choose import lease_of
-from headway.launch.lease.file import is_led
+from headway.launch.machine.ending import LATE_LOCK_S, end, end_earlier_start, fence
 from headway.launch.machine.foreground import AtEnd, ForegroundNode
 from headway.launch.machine.sweep import sweep
 from headway.launch.nodes import wait_for_node
 
 VERBS = ("prepare", "start", "restart", "init", "end", "fence", "log", "records", "pod", "describe")
 LOG_BYTES = 8192
-END_S = 5.0
-END_LOCK_S = 3.0
-"""An end proceeds without the lock of another command: engines that wait for it would take the
-machine for unreachable."""
-LATE_LOCK_S = 0.5
-"""How long an end waits for another command's lock where the machine is about to go."""
 NO_DRIVER_S = 45.0
-RELEASE_S = 2.0
 PREPARE_LIMIT_S = 600.0
 
 
@@ -256,7 +246,7 @@ def _join(folder: NodeFolder, ticket: Ticket, limit_s: float) -> None:
             if folder.has_joined(ticket.node, ticket.start):  # by another command meanwhile
                 return
             if folder.joined_start(ticket.node) is not None:
-                _end_earlier_start(folder, ticket)
+                end_earlier_start(folder, ticket)
             scratch.make(folder.path)
             stack.enter_context(scratch.used(folder.path))
             keys = folder.key()
@@ -309,70 +299,6 @@ def is_led_or_over(control: Path) -> bool:
     May take ``NO_DRIVER_S``: by then one of the remaining nodes would have started a driver."""
     lease = lease_of(control)
     return lease.look().is_over or is_led(lease, NO_DRIVER_S)
-
-
-def end(folder: NodeFolder, ticket: Ticket, lock_s: float = END_LOCK_S) -> int:
-    """End the node; 0 once none of its processes is left, even if its disk has become read-only."""
-    with contextlib.ExitStack() as stack:
-        with contextlib.suppress(OSError, HeadwayError):  # a frozen start keeps nothing alive
-            stack.enter_context(scratch.locked(folder.path, lock_s))
-        return _end(folder, ticket)
-
-
-def _end_earlier_start(folder: NodeFolder, ticket: Ticket) -> None:
-    if _end(folder, ticket):
-        raise HeadwayError(
-            f"what an earlier start of run {ticket.run_id} left on this machine does not end",
-            remedy="restart the machine",
-        )
-
-
-def _end(folder: NodeFolder, ticket: Ticket) -> int:
-    with contextlib.suppress(OSError):
-        folder.leave()
-    with contextlib.suppress(OSError):
-        if folder.cluster.exists:
-            LocalEngine(folder.cluster).stop_node(ticket.node)
-    if processes_of(ticket.run_id, ticket.node):  # as where the node's folder was removed
-        end_node(ticket.run_id, ticket.node)
-    left = [str(one.pid) for one in processes_of(ticket.run_id, ticket.node)]
-    if left:
-        print(f"error: still running: {', '.join(left)}", file=sys.stderr)
-        return 1
-    try:
-        remove_secrets(folder.path)  # before anything that waits: a new start makes others
-    except OSError as error:
-        print(f"the node's secrets stay on this machine: {error}", file=sys.stderr)
-    with contextlib.suppress(OSError, HeadwayError):
-        leave_run(ticket.run_id, wait_s=RELEASE_S)
-    return 0
-
-
-def fence(ticket: Ticket) -> None:
-    """End drivers of the run on this machine, of epochs before the one in the ticket.
-
-    The order may arrive late.
-
-    Raises:
-        HeadwayError: one does not end.
-    """
-    found = [one for one in processes_of(ticket.run_id) if role_of(one) == "driver"]
-    drivers = [one for one in found if 0 <= epoch_of(one) < ticket.epoch]
-    for one in drivers:
-        one.kill()
-    if not wait_until(lambda: all(one.is_terminating() for one in drivers), END_S):
-        raise HeadwayError(
-            f"a driver of run {ticket.run_id} could not be killed",
-            remedy="it is stuck in the kernel: restart the machine",
-        )
-
-
-def epoch_of(driver: ProcessId) -> int:
-    """The epoch in its command line; -1 if it has ended or is a child of the driver."""
-    with contextlib.suppress(OSError, ValueError, IndexError):
-        words = Path(f"/proc/{driver.pid}/cmdline").read_bytes().split(b"\0")
-        return int(words[words.index(b"--epoch") + 1])
-    return -1
 
 
 def show_logs(folder: NodeFolder) -> None:

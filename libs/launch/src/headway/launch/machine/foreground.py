@@ -32,8 +32,8 @@ from headway.launch.join.bundle import Bundle
 from headway.launch.join.folder import NodeFolder
 from headway.launch.join.leaving import bundle_of, leave
 from headway.launch.join.ticket import Ticket
+from headway.launch.lease.base import Holder
 from headway.launch.lease.choose import lease_of
-from headway.launch.lease.file import Holder
 from headway.launch.machine.sweep import sweep
 
 LOOK_S = 0.5

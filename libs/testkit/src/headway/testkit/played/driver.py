@@ -15,7 +15,8 @@ from headway.common.wire.messages.driver import NodeBeat, Relay, Report, Seals, 
 from headway.common.wire.messages.executor import DriverBeat
 from headway.common.wire.server import Server
 from headway.launch.cluster import ClusterFolder
-from headway.launch.lease.file import FileLease, Holder, LeaseTerm, SupersededError
+from headway.launch.lease.base import Holder, LeaseTerm, SupersededError
+from headway.launch.lease.file import FileLease
 from headway.testkit.wire.server_thread import serving
 
 RENEW_S = 0.2

@@ -18,7 +18,7 @@ from headway.common.wire.messages.executor import (
     WorkerState,
 )
 from headway.controller.executor.clock_offset import ClockOffset
-from headway.launch.lease.file import Holder
+from headway.launch.lease.base import Holder
 from headway.testkit.played.place import NOTES
 
 

@@ -42,7 +42,8 @@ from headway.launch.cluster import ClusterFolder
 from headway.launch.join import tokens
 from headway.launch.join.bundle import Bundle
 from headway.launch.join.client import this_machine
-from headway.launch.lease.file import FileLease, Holder
+from headway.launch.lease.base import Holder
+from headway.launch.lease.file import FileLease
 from headway.testkit.trainer.sessions import one_rank
 from headway.trainer.config import RecoveryConfig, RunConfig
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from headway.common.node.process import ProcessId
-from headway.launch.lease.file import Holder, LeaseView
+from headway.launch.lease.base import Holder, LeaseView
 
 
 @dataclass

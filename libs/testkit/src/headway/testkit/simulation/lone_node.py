@@ -6,7 +6,7 @@ import random
 from typing import Any
 
 from headway.common.wire.messages.executor import DriverBeat
-from headway.launch.lease.file import Holder, LeaseView
+from headway.launch.lease.base import Holder, LeaseView
 from headway.testkit.simulation.lease import Lease
 from headway.testkit.simulation.node import RUN_ID, Node
 from headway.trainer.config import LaunchConfig, ParallelConfig, RunConfig

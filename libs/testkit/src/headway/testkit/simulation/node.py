@@ -339,7 +339,7 @@ class Node(Machine):
         )
         if is_short and not can and guardian.refill:
             assert trouble, f"silent about {guardian.wanted} workers"
-        if self.folder != "there" and guardian._folder.state != "there":
+        if self.folder != "there" and guardian._folder.seen.state != "there":
             assert "folder" in trouble
 
     @property

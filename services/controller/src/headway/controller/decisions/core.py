@@ -2,29 +2,23 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Iterable
 from typing import Any
 
 from headway.common.decide import Action, AwakeClock, Log
-from headway.common.wire.messages.executor import KillWorker, ToWorker, WorkerBeat
+from headway.common.wire.messages.executor import WorkerBeat
 from headway.common.wire.messages.worker import Restore, Steer
 from headway.controller.decisions.crash_loop import CrashLoopBreaker
 from headway.controller.decisions.effects import Effects
-from headway.controller.decisions.events import CheckCheckpoint, Finish, Memory, Send, Start
+from headway.controller.decisions.events import CheckCheckpoint, Finish, Memory, Start
 from headway.controller.decisions.failures import Failure, Failures, RecoveryCost
 from headway.controller.decisions.fleet import Fleet
 from headway.controller.decisions.members import Members
 from headway.controller.decisions.phases import transitions
+from headway.controller.decisions.phases.orders import Orders
 from headway.controller.decisions.restore import Copies
 from headway.trainer.config import RecoveryConfig
 
-RESEND_S = 0.5
-"""An answer takes one beat at most;
-to repeat an order sooner would only repeat what is under way."""
 PAUSING = ("pause", "resume")
-Key = tuple[object, ...]
-_ROUND: Key = ("round",)
 
 
 class Core:
@@ -46,6 +40,7 @@ class Core:
         self.fleet.checks.is_on = start.checks_nodes
         self.check_limit_s = start.check_limit_s
         self.members = Members(self.fleet.rank_nodes)
+        self.orders = Orders(self.run_id, self.epoch, self.clock, self.fleet)
         self.cost = RecoveryCost(memory.recoveries)
         self.crash_loop = CrashLoopBreaker(limits.max_crashes, memory.crashes, memory.causes)
         self.copies = Copies(memory.bad_checkpoints, memory.bad_snapshots)
@@ -87,7 +82,8 @@ class Core:
         """Nodes that are about to leave, as a successor must know them."""
         self.is_memory_stale = self.drains != memory.drains
         self.failures = Failures(memory.failures)
-        self.fleet.source = self._own_source = start.source
+        self.fleet.source = self.own_source = start.source
+        """Digest of the code of this driver."""
         self.odd_code: dict[int, str] = {}
         """Node -> the other digest of its standbys that was logged."""
         self.zygote_restarts: dict[int, float] = {}
@@ -105,7 +101,6 @@ class Core:
         """(step, generation): the user wants this checkpoint back in a later generation."""
         self._restored: dict[int, tuple[int, float]] = {}
         """Rank -> bytes of its state that are there, and when the newest of them came."""
-        self._sent: dict[Key, float] = {}
         for node in self.fleet.nodes.values():  # executors need that long to find a new driver
             node.beat_at = limits.driver_silent_s + start.grace_s
         if former := self.fleet.nodes.get(start.former):  # it is gone with its driver, probably
@@ -141,14 +136,6 @@ class Core:
         """Step of the checkpoint that the user wants back, -1 for none."""
         return self.rollback[0] if self.rollback else -1
 
-    def take_rollback(self) -> Steer:
-        """The rollback that was looked at; it is not looked at again."""
-        assert self.unchecked is not None
-        steer, self.unchecked = self.unchecked, None
-        self.rollbacks, self.is_memory_stale = steer.sequence, True
-        self.effects.forget(CheckCheckpoint)
-        return steer
-
     def end_rollback(self) -> None:
         """It was carried out or given up."""
         if self.rollback is not None:
@@ -178,7 +165,7 @@ class Core:
             self.waited_since = self.gathered_since
         elif phase == "gathering":
             self.gathered_since = self.clock.now
-        self._sent.clear()
+        self.orders.clear()
         self._restored.clear()
 
     def note_restored(self, rank: int, view: WorkerBeat) -> None:
@@ -191,25 +178,6 @@ class Core:
         """When more of the rank's state was last there, at first the beginning of the phase."""
         _, at = self._restored.get(rank, (0, self.since))
         return at
-
-    def due(self, *key: object) -> bool:
-        """Whether to send this order now, for the first time or again."""
-        sent_at = self._sent.get(key)
-        if sent_at is not None and self.clock.now - sent_at < RESEND_S:
-            return False
-        self._sent[key] = self.clock.now
-        return True
-
-    def begin_round(self) -> None:
-        """Something new must be sent to many workers: look at all of them now."""
-        self._sent.pop(_ROUND, None)
-
-    def is_round_due(self) -> bool:
-        """Whether to look at all workers again for orders to repeat.
-
-        Between two rounds, each beat has its own node looked at.
-        """
-        return self.due(*_ROUND)
 
     def fence(
         self, reason: str, *, is_symptom: bool = False, is_counted: bool = True
@@ -302,17 +270,6 @@ class Core:
         """Digest of the code that the run's ranks compute with; empty: any will do."""
         return self.fleet.source
 
-    def is_same_code(self, view: WorkerBeat) -> bool:
-        """Whether the worker has the code that the run's ranks compute with."""
-        return not self.source or view.source in ("", self.source)
-
-    def choose_source(self, views: Iterable[WorkerBeat]) -> None:
-        """The code of the run is that of these workers; without any, this driver's own."""
-        found = Counter(view.source for view in views if view.source)
-        [(self.fleet.source, _)] = found.most_common(1) or [(self._own_source, 0)]
-        odd = (n for n, node in self.fleet.nodes.items() if self.fleet.is_odd(node))
-        self.fleet.odd = dict.fromkeys(odd)
-
     def interrupted(self, reason: str, *, is_counted: bool = True) -> list[Action]:
         """A member cannot go on: leave the generation, or gather again if none has begun."""
         if self.phase in ("joining", "running"):
@@ -324,23 +281,6 @@ class Core:
     def view(self, rank: int) -> WorkerBeat | None:
         """The newest beat of the rank's worker, None if it is not alive."""
         return self.fleet.living(self.members.workers.get(rank))
-
-    def order_worker(self, name: str, message: ToWorker | KillWorker) -> Send:
-        """Send an order to a worker through its executor."""
-        return Send(self.fleet.home[name], message)
-
-    def to_worker(self, name: str, **order: object) -> Send:
-        """Send an order of ``ToWorker`` to a worker through its executor."""
-        message = ToWorker(run_id=self.run_id, epoch=self.epoch, worker=name, **order)  # type: ignore[arg-type]
-        return self.order_worker(name, message)
-
-    def kills(self) -> list[Action]:
-        """Have the condemned killed, repeatedly until no beat shows them."""
-        return [
-            self.order_worker(name, KillWorker(run_id=self.run_id, epoch=self.epoch, worker=name))
-            for name in list(self.fleet.marked_for_kill)
-            if self.due("kill", name)
-        ]
 
     # ---- nodes ----------------------------------------------------------------------------------
     def lose_node(self, number: int, reason: str, *, exclusion: str = "") -> list[Action]:

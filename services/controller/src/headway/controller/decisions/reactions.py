@@ -5,6 +5,7 @@ from __future__ import annotations
 from headway.common.decide import Action, Failed, Log
 from headway.common.wire.messages.driver import NodeBeat, Seals, WorkerGone
 from headway.common.wire.messages.executor import LeftGeneration
+from headway.common.wire.messages.worker import Steer
 from headway.controller.decisions import spikes
 from headway.controller.decisions.admission import node_checks
 from headway.controller.decisions.admission.returning import returned
@@ -186,7 +187,7 @@ def on_failed(core: Core, failed: Failed) -> list[Action]:
         case CheckCheckpoint() if core.unchecked and core.unchecked.count == action.step:
             if not failed.is_final:
                 return []  # it is read again, or still being read
-            step = core.take_rollback().count
+            step = take_rollback(core).count
             return [Log("rollback_failed", {"step": step, "reason": failed.error})]
         case AwaitCheckpoint():
             return []  # not yet
@@ -235,9 +236,18 @@ def check_rollback(core: Core) -> list[Action]:
     return []
 
 
+def take_rollback(core: Core) -> Steer:
+    """The rollback that was looked at; it is not looked at again."""
+    assert core.unchecked is not None
+    steer, core.unchecked = core.unchecked, None
+    core.rollbacks, core.is_memory_stale = steer.sequence, True
+    core.effects.forget(CheckCheckpoint)
+    return steer
+
+
 def roll_back(core: Core) -> list[Action]:
     """The checkpoint is sound: leave the generation; the next one begins there."""
-    step = core.take_rollback().count
+    step = take_rollback(core).count
     if step >= core.step:
         reason = f"the run is at step {core.step}"
         return [Log("rollback_failed", {"step": step, "reason": reason})]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from headway.common.decide import Action, Log
+from headway.controller.decisions.admission.same_code import is_same_code
 from headway.controller.decisions.core import Core
 
 SAVE_S = 3.0
@@ -85,4 +86,4 @@ def _warm_spare(core: Core, number: int) -> int | None:
     if spare is None:
         return None
     views = core.fleet.nodes[spare].workers.values()
-    return spare if any(v.status == "idle" and core.is_same_code(v) for v in views) else None
+    return spare if any(v.status == "idle" and is_same_code(core, v) for v in views) else None

@@ -117,7 +117,7 @@ class RunState(Core):
     def _on_tick(self) -> list[Action]:
         actions = self._overdue()
         if self.phase != "over":
-            actions += silence.watch(self) + reactions.release(self) + self.kills()
+            actions += silence.watch(self) + reactions.release(self) + self.orders.kills()
             actions += same_code.watch(self) + waiting.watch(self) + node_checks.watch(self)
             actions += reactions.check_rollback(self) + self._verdicts.repeat(self)
             actions += self._saves.look(self) + self._drains.look(self)
@@ -172,7 +172,7 @@ class RunState(Core):
             case Relay(store=opened) if opened is not None:
                 if opened.generation == self.generation:
                     self.store = (opened.host, opened.port, opened.secret)
-                    self.begin_round()
+                    self.orders.begin_round()
             case Seals() if event.generation == self.generation and self.phase == "reading":
                 return reactions.on_seals(self, event)
             case ExecutorEnded():
@@ -183,7 +183,7 @@ class RunState(Core):
                 if event.steer.sequence > len(self.commands):
                     self.add_command(event.steer)
                     self.is_steering = True
-                    self.begin_round()
+                    self.orders.begin_round()
                 return reactions.check_rollback(self)
             case EvictNode():
                 return reactions.evict(self, event.node)

@@ -13,9 +13,8 @@ import time
 from pathlib import Path
 from typing import Any
 
-from headway.ckpt_store import mark_generation
 from headway.common.config import load
-from headway.common.decide import Action, Done, Failed, Log
+from headway.common.decide import Failed
 from headway.common.log import get_logger
 from headway.common.node.failpoints import configure
 from headway.common.node.machine import boot_id, process_space
@@ -42,29 +41,21 @@ from headway.common.wire.service import Service
 from headway.common.wire.side_thread import ThreadPerKind
 from headway.controller.decisions.events import (
     Answer,
-    AwaitCheckpoint,
-    BeginGeneration,
-    CheckCheckpoint,
-    FindDurable,
     Finish,
     Input,
     NodeRebooted,
-    ReleaseNode,
-    Remember,
-    RestartNode,
-    Send,
     Tick,
 )
 from headway.controller.decisions.state import RunState
+from headway.controller.driver.actions import ActionRunner
 from headway.controller.driver.clocks import RunClock
 from headway.controller.driver.connections import Connections
 from headway.controller.driver.durable import Checkpoints, newest_mark
-from headway.controller.driver.engine_probe import EngineProbe, answer_to
+from headway.controller.driver.engine_probe import EngineProbe
 from headway.controller.driver.initial_state import begin
 from headway.controller.driver.inputs import InputRecorder, begin_text, encode
 from headway.controller.driver.join_server import JoinServer, members_of
 from headway.controller.driver.leadership import Leadership
-from headway.controller.driver.memory import remember
 from headway.controller.driver.noted import Noted
 from headway.controller.driver.requests import Requests
 from headway.controller.driver.run_metrics import RunMetrics
@@ -75,7 +66,7 @@ from headway.controller.journal.rows import ClockReading
 from headway.controller.journal.writer import JournalWriter
 from headway.launch.cluster import ClusterFolder
 from headway.launch.engines.choose import engine_of
-from headway.launch.lease.file import Holder
+from headway.launch.lease.base import Holder
 from headway.trainer.config import RunConfig
 
 TICK_S = 0.1
@@ -110,8 +101,6 @@ class Driver:
         )
         self._epoch, self._run_id = epoch, self.run_dir.run_id  # a look at a file: once only
         configure(NodePaths(self._run_id, node).failpoints, node=node)
-        world, checkpoints = self.config.parallel.world_size, self.run_dir.checkpoints
-        self._copies = Checkpoints(checkpoints, world, self._background, self.handle)
         is_shared = self.run_dir.bundle.exists()
         journal = Journal(self.run_dir.database, epoch=epoch, is_shared=is_shared)
         start = begin(
@@ -194,6 +183,22 @@ class Driver:
             self._service.watch(gate.socket, gate.handle_ready)
         self._service.every(
             TICK_S, HandshakeLimiter([self._server, *gates], clients=cluster.nodes).look
+        )
+        world, folder = self.config.parallel.world_size, self.run_dir.checkpoints
+        self._actions = ActionRunner(
+            node=node,
+            run_dir=self.run_dir,
+            engine=self.engine,
+            background=self._background,
+            journal=self._journal,
+            connections=self.connections,
+            joins=self._joins,
+            checkpoints=Checkpoints(folder, world, self._background, self.handle),
+            handle=self.handle,
+            note=self.note,
+            answer=self._note_and_answer,
+            finish=self._finish,
+            leave=self._service.stop,
         )
         self._leadership.note, self._leadership.stop = self.note, self._service.stop
         self._service.every(LEASE_RENEW_S, self._leadership.renew)
@@ -284,41 +289,10 @@ class Driver:
             return
         for action in self._recorder.handle(event, time.monotonic()):
             try:
-                self._carry_out(action)
+                self._actions.carry_out(action)
             except Exception as error:  # the next action must not be lost with this one
                 log.exception("an action failed", action=type(action).__name__)
                 self.handle(Failed(action, f"{type(error).__name__}: {error}"))
-
-    def _carry_out(self, action: Action) -> None:
-        match action:
-            case Log():
-                self.note(action.event, action.fields)
-                if action.fields.get("is_bad"):
-                    self._report_bad(action.fields["node"], action.fields["reason"])
-            case Send():
-                self.connections.send(action.node, action.message)
-            case Answer():
-                if action.taken and self._answered.is_new(action.id, action.revision):
-                    self.note("verdict_answered", {"id": action.id, "taken": action.taken})
-                self.answer(action)
-            case BeginGeneration():
-                self._begin(action)
-            case FindDurable():
-                self._copies.find(action)
-            case CheckCheckpoint():
-                self._copies.check(action)
-            case AwaitCheckpoint():
-                self._copies.await_newer(action)
-            case RestartNode(node):
-                self._ask_engine(action, lambda: self.engine.start_node(node, kill_hung=True))
-            case ReleaseNode():
-                if self._joins is not None:
-                    self._joins.revoke(action.node)
-                self._ask_engine(action, lambda: self.engine.lose_node(action.node))
-            case Remember():
-                self._write(action, lambda journal: remember(journal, action.memory))
-            case Finish():
-                self._finish(action)
 
     def note(self, event: str, fields: dict[str, Any]) -> None:
         """Record an event in the journal and in the log."""
@@ -326,53 +300,15 @@ class Driver:
         self._metrics.feed(event)
         log.info(event, **fields)
 
+    def _note_and_answer(self, action: Answer) -> None:
+        if action.taken and self._answered.is_new(action.id, action.revision):
+            self.note("verdict_answered", {"id": action.id, "taken": action.taken})
+        self.answer(action)
+
     def answer(self, action: Answer) -> None:
         """Inform the monitor of what was done about a verdict."""
         self.connections.to_monitor(
             VerdictTaken(id=action.id, revision=action.revision, taken=action.taken)
-        )
-
-    def _write(self, action: Action, work: Any) -> None:
-        def then(_result: object, error: str) -> None:
-            self.handle(Failed(action, error) if error else Done(action))
-
-        self._journal.submit(work, then)
-
-    def _begin(self, action: BeginGeneration) -> None:
-        def numbered(_result: object, error: str) -> None:
-            if error:
-                self.handle(Failed(action, error))
-            else:
-                self._background.submit("mark the generation in the checkpoints folder", mark, then)
-
-        def mark() -> None:
-            mark_generation(self.run_dir.checkpoints, action.generation, action.restored_step)
-
-        def then(_result: object, error: Exception | None) -> None:
-            self.handle(Done(action) if error is None else Failed(action, str(error)))
-
-        numbers = action.generation, action.rank_nodes
-        self._journal.submit(lambda journal: journal.begin_generation(*numbers), numbered)
-
-    def _ask_engine(self, action: RestartNode | ReleaseNode, work: Any) -> None:
-        def then(_result: object, error: Exception | None) -> None:
-            self.handle(answer_to(action, error))
-            if error is None and action == ReleaseNode(self.node):
-                # its executor and its monitor are gone: another node must lead
-                log.warning("the node of this driver has left the run; leaving", node=self.node)
-                self._service.stop()
-
-        self._background.submit(f"{type(action).__name__} {action.node}", work, then)
-
-    def _report_bad(self, node: int, reason: str) -> None:
-        """Report a bad machine to the engine; tried once, since the run does not depend on it."""
-
-        def then(_result: object, error: Exception | None) -> None:
-            if error is not None:
-                log.warning("cannot take the machine out of service", node=node, error=str(error))
-
-        self._background.submit(
-            f"report node {node}", lambda: self.engine.report_bad(node, reason), then
         )
 
     def _keep_input(self, clock: float, event: bytes, decided: str) -> None:

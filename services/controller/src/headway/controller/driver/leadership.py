@@ -14,8 +14,8 @@ from headway.common.node.process import ProcessId
 from headway.common.wire.side_thread import ThreadPerKind
 from headway.controller.driver.connections import Connections
 from headway.launch.engine import Engine
+from headway.launch.lease.base import Holder, LeaseTerm, SupersededError
 from headway.launch.lease.choose import lease_of
-from headway.launch.lease.file import Holder, LeaseTerm, SupersededError
 
 CUT_OFF_S = 4.0
 """A driver that gets no beats from most nodes for this long lets another node lead."""

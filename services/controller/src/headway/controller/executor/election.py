@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from headway.common.backoff import Backoff
 from headway.controller.executor.node_events import ClaimLease
-from headway.launch.lease.file import LeaseView, LeaseWatch
+from headway.launch.lease.base import LeaseView, LeaseWatch
 
 START_GRACE_S = 20.0
 """How long a driver that is being started may take to publish itself: machines may be busy."""

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from headway.common.config import load
-from headway.common.errors import HeadwayError, InputError
+from headway.common.errors import InputError
 from headway.common.log import get_logger
 from headway.common.log_rotation import rotation
 from headway.common.node.janitor import leave_run
@@ -27,20 +27,12 @@ from headway.common.wire.messages.driver import Relay
 from headway.common.wire.messages.executor import (
     Attached,
     AttachRun,
-    CheckNode,
-    DriverBeat,
     Evaluation,
-    Inject,
-    KillWorker,
     LeftGeneration,
-    ReadSeals,
-    RestartService,
     Sample,
-    SaveSnapshots,
     StepMetrics,
     StopRun,
     StoreOpened,
-    ToWorker,
     WorkerBeat,
 )
 from headway.common.wire.messages.service import ServiceBeat
@@ -48,20 +40,17 @@ from headway.common.wire.messages.worker import Acknowledged, Quit
 from headway.common.wire.server import Server
 from headway.common.wire.service import SOCKET_LOOK_S, Service
 from headway.common.wire.side_thread import SideThread
+from headway.controller.executor.driver_orders import DriverOrders
 from headway.controller.executor.last_save import LastSave
 from headway.controller.executor.node_events import (
-    DriverReported,
-    ServiceBlamed,
     ServiceReported,
     WorkerLeft,
     WorkerReported,
-    WorkerUnwanted,
 )
 from headway.controller.executor.node_events import Trouble as NodeTrouble
 from headway.controller.executor.node_metrics import node_metrics
 from headway.controller.executor.node_run import NodeRun
 from headway.controller.executor.uplink import Uplink
-from headway.controller.executor.worker_orders import messages_of
 from headway.launch.cluster import ClusterFolder
 from headway.launch.init.beats import BeatSender
 from headway.trainer.config import RunConfig
@@ -100,11 +89,16 @@ class Executor:
         self._uplink: Uplink | None = None
         self._ending: SideThread | None = None
         self._last_save: LastSave | None = None
-        self._save: LastSave | None = None
         self._looked_at = 0.0
         self._is_emptied = False
         self._sent_version = -1
         self._throttle = Throttle()
+        self._orders = DriverOrders(
+            to_worker=self._send,
+            to_driver=self._to_driver,
+            end=self._end,
+            report_change=self._report_change,
+        )
         self._service.every(WATCH_S, self._watch)
         self._service.every(NODE_BEAT_S, self._beat)
         self._service.every(NODE_BEAT_S, self._init.beat)
@@ -288,63 +282,8 @@ class Executor:
 
     # ---- from the driver ----------------------------------------------------------------------
     def _from_driver(self, message: Message) -> None:
-        run = self._run
-        if run is None or self._ending is not None:
-            return
-        run_id, epoch = getattr(message, "run_id", ""), getattr(message, "epoch", -1)
-        if not run.guardian.obeys(run_id, epoch):
-            suppressed = self._throttle.admit(type(message).__name__)
-            if suppressed is not None:
-                log.warning(
-                    "refused an order of another run or of an older driver",
-                    message=type(message).__name__,
-                    run_id=run_id,
-                    epoch=epoch,
-                    current=run.guardian.epoch,
-                    suppressed=suppressed,
-                )
-            return
-        match message:
-            case DriverBeat():
-                run.compare_clock(message)
-                run.outbox.acknowledge(message.acknowledged)
-                run.outbox.measured = message.measured
-                if not len(run.outbox):
-                    run.handle(NodeTrouble("metrics", ""))
-                run.handle(DriverReported(message))
-                if message.active:
-                    run.check.give_way()
-                self._report_change()
-            case ToWorker():
-                self._to_worker(run, message)
-            case KillWorker():
-                run.handle(WorkerUnwanted(message.worker))
-            case ReadSeals():
-                self._to_driver(run.seals(message.generation))
-            case RestartService():
-                run.handle(ServiceBlamed(message.service, message.reason, message.pid))
-            case SaveSnapshots() if self._save is None or not self._save.is_alive():
-                self._save = LastSave(run.paths.endpoint("ckpt_store"), limit_s=0.0)
-            case CheckNode():
-                run.check.begin(message.number)
-            case StopRun():
-                self._end(message.outcome)
-            case Inject():
-                self._inject(run, message)
-            case _:
-                pass
-
-    def _to_worker(self, run: NodeRun, message: ToWorker) -> None:
-        peer = run.peers.get(message.worker)
-        if peer is not None and message.worker in run.guardian.workers.members:
-            for part in messages_of(message):
-                self._send(peer, part)
-
-    def _inject(self, run: NodeRun, message: Inject) -> None:
-        try:
-            log.warning("injected", hit=run.inject(message), rank=message.rank)
-        except (HeadwayError, OSError) as error:
-            log.warning("nothing was injected", reason=str(error))
+        if self._run is not None and self._ending is None:
+            self._orders.take(self._run, message)
 
     # ---- from the node's own processes --------------------------------------------------------
     def _worker_beat(self, message: WorkerBeat, peer: bytes) -> None:

@@ -1,27 +1,27 @@
 """Everything an executor decides about its node: (state, event, now) -> actions.
 
-There is no clock, process, socket or file in here. The parts are the services (``keeping``), the
-workers (``worker_table``) and the driver's lease (``leading``); this module passes events to them,
-keeps what a successor needs, and says in ``trouble`` why the node cannot do what it should.
+There is no clock, process, socket or file in here. The parts are the services (``services``, and
+``leader_services`` of the node that leads), the workers (``worker_table``), the driver's lease
+(``election``) and the run's folder (``run_folder``); this module passes events to them, keeps what
+a successor needs, and says in ``trouble`` why the node cannot do what it should.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection
 from dataclasses import dataclass
-from typing import Literal
 
 import msgspec
 from headway.common.decide import Action, AwakeClock, Done, Event, Failed, Log
 from headway.common.node.process import ProcessId
 from headway.common.wire.messages.executor import DriverBeat, WorkerBeat
 from headway.controller.executor.election import LeaseCandidate
+from headway.controller.executor.leader_services import LeaderServices, leader_services
 from headway.controller.executor.node_events import (
     AskForFork,
     Claimed,
     ClaimLease,
     DriverReported,
-    EndRun,
     FolderSeen,
     ForgetArenas,
     Looked,
@@ -38,23 +38,16 @@ from headway.controller.executor.node_events import (
     WorkerUnwanted,
     ZygoteSeen,
 )
-from headway.controller.executor.services import Service, Services
+from headway.controller.executor.run_folder import RunFolder
+from headway.controller.executor.services import Services
 from headway.controller.executor.worker_table import WorkerTable
 from headway.trainer.config import RunConfig
 
 SERVICES = ("dataloader", "ckpt_store", "agent", "zygote")
-LEADER_SERVICES = ("driver", "monitor")  # beside them on the node that leads, and a sink each
-SINK = "sink-"
-"""Before the name of a sink: its exporter as a service."""
 LONGEST_STEP_S = 1.0
 """Between two events the own clock advances at most by this: a longer gap is the executor's own
 stall, which is not held against anybody."""
 AGAIN_S = 1.0  # pause before a state file that could not be written is tried again
-
-
-def leader_services(config: RunConfig) -> tuple[str, ...]:
-    """What the node that leads keeps beside its other services."""
-    return (*LEADER_SERVICES, *(f"{SINK}{name}" for name in config.launch.sinks))
 
 
 @dataclass(frozen=True)
@@ -80,7 +73,7 @@ class Guardian:
         memory: Memory | None = None,
         living: Collection[ProcessId] = (),
     ) -> None:
-        self.facts, self._leading_services = facts, leader_services(facts.config)
+        self.facts = facts
         limits, launch = facts.config.recovery, facts.config.launch
         memory = memory or Memory()
         self._clock = AwakeClock()
@@ -97,8 +90,7 @@ class Guardian:
         self._arenas_to_forget = False
         self._beat_at = 0.0
         self.known_version = -1
-        self._folder = FolderSeen("unknown", detail="it has not been looked at")
-        self._gone_since: float | None = None
+        self._folder = RunFolder(limits.folder_gone_s)
         self._troubles: dict[str, str] = {}
         self.services = Services(limits.service_silent_s, limits.service_start_s)
         self.workers = WorkerTable(
@@ -114,27 +106,23 @@ class Guardian:
             is_fresh=facts.is_fresh,
             is_alone=facts.is_alone,
         )
+        names = leader_services(facts.config)
+        self._leader = LeaderServices(names, self.services, self.leading)
         self._adopt(memory, living)
         self.version, self._content = 0, self._now_content()
 
     def _adopt(self, memory: Memory, living: Collection[ProcessId]) -> None:
+        now = self._clock.now
         known = {name: process for name, process in memory.services if process in living}
-        names = [*SERVICES, *(self._leading_services if memory.leading else ())]
-        for name in names:
-            self._keep(name, memory.leading, known.get(name))
+        for name in SERVICES:
+            self.services.keep(name, now, known.get(name))
+        for name in self._leader.names if memory.leading else ():
+            self._leader.keep(name, memory.leading, known.get(name), now)
         self.services.recall(memory)
-        for name in known.keys() - set(names):
+        for name in known.keys() - self.services.kept.keys():
             # adopted for a moment, so that it is asked to end like any other
-            self._keep(name, -1, known[name])
+            self._leader.keep(name, -1, known[name], now)
             self.services.retire(name, 0.0)
-
-    def _keep(self, name: str, epoch: int, process: ProcessId | None) -> Service:
-        is_reporting = name != "driver" and not name.startswith(SINK)
-        service = self.services.keep(name, self._clock.now, process, is_reporting=is_reporting)
-        if name == "driver":
-            service.epoch = service.started_epoch = epoch
-            service.may_start = process is not None
-        return service
 
     # ---- what others ask ----------------------------------------------------------------------
     def obeys(self, run_id: str, epoch: int) -> bool:
@@ -176,11 +164,7 @@ class Guardian:
         ]
         if not self.services.is_serving("zygote") and len(self.workers.members) < self.wanted:
             parts.append("torch is being loaded: no worker can be forked yet")
-        parts += self.leading.trouble()
-        if self._folder.state != "there":
-            parts.append(f"the run's folder cannot be seen: {self._folder.detail}")
-        elif self._folder.lease is None:
-            parts.append(f"the driver's lease cannot be read: {self._folder.detail}")
+        parts += [*self.leading.trouble(), *self._folder.trouble()]
         if self._save_error:
             parts.append(f"the executor's state cannot be written: {self._save_error}")
         parts += [text for text in self._troubles.values() if text]
@@ -227,7 +211,7 @@ class Guardian:
             case Started():
                 return self.services.started(event.action, event.process, now)
             case Claimed():
-                return self._claimed(event.epoch, now)
+                return self._leader.claimed(event.epoch, now)
             case Done():
                 self._done(event.action)
             case Failed():
@@ -267,44 +251,13 @@ class Guardian:
         return []
 
     def _folder_seen(self, event: FolderSeen, now: float) -> list[Action]:
-        actions: list[Action] = []
-        if (event.state, event.detail) != (self._folder.state, self._folder.detail):
-            fields = {"state": event.state, "detail": event.detail}
-            level: Literal["info", "warning"] = "warning" if event.lease is None else "info"
-            actions.append(Log("the run's folder", fields, level))
-        self._folder = event
         if event.lease is not None:
             self.leading.see(event.lease, now)
             if event.lease.holder is not None:
                 self.epoch = max(self.epoch, event.lease.holder.epoch)
-        if event.state != "gone":
-            self._gone_since = None
-        elif self._gone_since is None:
-            self._gone_since = now
-        elif now - self._gone_since > self.facts.config.recovery.folder_gone_s:
-            self.is_ending = True
-            actions.append(Log("the run's folder was removed; ending the run", level="error"))
-            actions.append(EndRun("failed"))
+        actions = self._folder.see(event, now)
+        self.is_ending = self._folder.is_given_up
         return actions
-
-    def _claimed(self, epoch: int | None, now: float) -> list[Action]:
-        self.leading.claimed(epoch)
-        if epoch is None:
-            return self._leave(now)
-        for name in self._leading_services:
-            service = self._keep(name, epoch, None)
-            if name == "driver":
-                service.epoch, service.may_start = epoch, True
-                if service.status == "asked":  # for an epoch that is over
-                    service.status = "down"
-        actions: list[Action] = [Log("this node leads the run", {"epoch": epoch})]
-        if self.services.process("driver") is not None:
-            actions += self.services.blame("driver", "it did not renew its lease", now)
-        return actions
-
-    def _leave(self, now: float) -> list[Action]:
-        names = self._leading_services
-        return [action for name in names for action in self.services.retire(name, now)]
 
     def _done(self, action: Action) -> None:
         match action:
@@ -339,7 +292,9 @@ class Guardian:
 
     # ---- what is due --------------------------------------------------------------------------
     def _due(self, now: float) -> list[Action]:
-        actions = [*self._lead(now), *self.services.due(now)]
+        silent_s, is_readable = now - self._beat_at, self._folder.is_readable
+        actions = self._leader.due(now, silent_s=silent_s, is_readable=is_readable)
+        actions += self.services.due(now)
         if self.refill and self.services.is_serving("zygote"):
             actions += self.workers.refill(self.wanted, now)
         if now >= self._retry_files_at:
@@ -353,26 +308,6 @@ class Guardian:
             # first: a successor must not give the same name to another fork
             actions.insert(0, Remember(memory))
         return actions
-
-    def _lead(self, now: float) -> list[Action]:
-        driver = self.services.kept.get("driver")
-        standing = self.leading.next(
-            now,
-            own=self._own_driver(driver, now),
-            failures=driver.backoff.failures if driver is not None else 0,
-            silent_s=now - self._beat_at,
-            is_readable=self._folder.lease is not None,
-        )
-        if standing.leave:
-            return [Log("another node leads the run"), *self._leave(now)]
-        return [standing.claim] if standing.claim is not None else []
-
-    def _own_driver(self, driver: Service | None, now: float) -> str:
-        if driver is None:
-            return ""
-        if driver.status != "down" or driver.may_start:
-            return "up"
-        return "down" if driver.backoff.is_over(now) else "waiting"
 
     # ---- what is kept and sent ----------------------------------------------------------------
     def memory(self) -> Memory:

@@ -16,7 +16,7 @@ from headway.common.wire.message import Message
 from headway.common.wire.messages.executor import DriverBeat, LeftGeneration, WorkerBeat
 from headway.common.wire.messages.health import WorkerEnd
 from headway.common.wire.messages.service import ServiceBeat
-from headway.launch.lease.file import LeaseView
+from headway.launch.lease.base import LeaseView
 
 
 @dataclass(frozen=True)

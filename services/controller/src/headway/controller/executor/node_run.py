@@ -23,22 +23,21 @@ from headway.common.errors import HeadwayError
 from headway.common.log import get_logger
 from headway.common.node import zygote_beat
 from headway.common.node.failpoints import configure
-from headway.common.node.process import DEAD, GONE, ProcessId, reap_children
+from headway.common.node.process import ProcessId, reap_children
 from headway.common.node.run_dir import NodePaths, RunDir, RunLock
-from headway.common.node.seals import read_seals
 from headway.common.node.worker_ends import WorkerEnds
-from headway.common.wire.addresses import LOOPBACK
 from headway.common.wire.loop import Throttle
 from headway.common.wire.message import Message
-from headway.common.wire.messages.driver import NodeBeat, Seals
-from headway.common.wire.messages.executor import DriverBeat, Inject
+from headway.common.wire.messages.driver import NodeBeat
+from headway.common.wire.messages.executor import DriverBeat
 from headway.common.wire.side_thread import SideThread
 from headway.controller.executor import node_files
 from headway.controller.executor.clock_offset import ClockOffset
-from headway.controller.executor.folder_probe import FolderLook
-from headway.controller.executor.guardian import SERVICES, Guardian, NodeFacts, leader_services
+from headway.controller.executor.guardian import SERVICES, Guardian, NodeFacts
+from headway.controller.executor.leader_services import leader_services
+from headway.controller.executor.machine.folder_probe import FolderLook
 from headway.controller.executor.machine.machine_check import MachineCheck
-from headway.controller.executor.machine.oom_kills import OomKills
+from headway.controller.executor.machine.process_probe import ProcessLook
 from headway.controller.executor.node_end import NodeEnd
 from headway.controller.executor.node_events import (
     AskForFork,
@@ -48,9 +47,7 @@ from headway.controller.executor.node_events import (
     EndRun,
     FolderSeen,
     ForgetArenas,
-    Fork,
     Kill,
-    Looked,
     NoteEnd,
     PassOnMonitor,
     Remember,
@@ -58,18 +55,15 @@ from headway.controller.executor.node_events import (
     Started,
     StartService,
     Trouble,
-    ZygoteSeen,
 )
 from headway.controller.executor.outbox import Outbox
 from headway.controller.executor.reach import Reach
 from headway.controller.executor.service_commands import NodeServices
-from headway.controller.faults import faults
 from headway.launch.cluster import ClusterFolder
 from headway.launch.init.beats import ENV_RESTARTED_FOR
 from headway.launch.lease.choose import lease_of
 from headway.trainer.config import RunConfig
 
-ZYGOTE_LOOK_S = 0.25
 CALM_S = 1.0
 """The run's folder and its lease are looked at more often once the driver is silent for so long."""
 FOLDER_HANGS_S = 5.0
@@ -116,7 +110,7 @@ class NodeRun:
         self._send, self._end = send, end
         self._files = node_files.MemoryFiles(self.paths.sock_dir)
         self._ends = WorkerEnds(self.paths.shm_dir)
-        self._oom_kills = OomKills()
+        self._processes = ProcessLook(self.paths)
         self._reach = Reach(self.paths.endpoint)
         self.guardian = self._guardian(is_fresh=is_fresh)
         self.outbox = Outbox(node, self.incarnation)
@@ -130,8 +124,6 @@ class NodeRun:
         self.side_thread = SideThread("node")
         """For what touches the run's folder, which may hang with the file system it lies on."""
         self._is_looking = False
-        self._killed: set[ProcessId] = set()
-        self._zygote_read_at = 0.0
         self._throttle = Throttle()
 
     def _guardian(self, *, is_fresh: bool) -> Guardian:
@@ -172,16 +164,8 @@ class NodeRun:
     def look(self) -> None:
         """See how the node's processes are; to be called some 20 times a second."""
         reap_children()
-        states = {process: self._state(process) for process in self.guardian.watched()}
-        self._killed &= states.keys()
         workers = self.guardian.workers.processes()
-        words = {
-            worker: node_files.exit_record(self.paths, worker, is_oom=self._oom_kills.took(process))
-            for worker, process in workers.items()
-            if states.get(process) in DEAD
-        }
-        self._oom_kills.look(workers.values(), time.monotonic())
-        self.handle(Looked(states, words, self._zygote()))
+        self.handle(self._processes.look(self.guardian.watched(), workers))
         for worker in self.peers.keys() - self.guardian.workers.members.keys():
             del self.peers[worker]
             self.outbox.forget(worker)
@@ -206,31 +190,6 @@ class NodeRun:
         self._is_looking = False
         self.handle(seen or FolderSeen("unknown", detail=_reason(error)))
 
-    def _state(self, process: ProcessId) -> str:
-        try:
-            state = process.state()
-        except OSError:  # no descriptor is left for /proc: not known, and the others are looked at
-            return "S"
-        # in a frozen cgroup (state D) SIGKILL only waits: the process will never run again all the
-        # same
-        is_suspect = state == "D" or process in self._killed
-        return GONE if is_suspect and process.is_terminating() else state
-
-    def _zygote(self) -> ZygoteSeen | None:
-        now = time.monotonic()
-        if now < self._zygote_read_at:
-            return None
-        self._zygote_read_at = now + ZYGOTE_LOOK_S
-        found = zygote_beat.read(self.paths.shm_dir)
-        if found is None:
-            return None
-        process, turns, answers = found
-        forks = [
-            Fork(worker, ProcessId(pid, ticks) if pid else None, error)
-            for worker, pid, ticks, error in answers
-        ]
-        return ZygoteSeen(process, turns, tuple(forks))
-
     # ---- what is to be done -------------------------------------------------------------------
     def _carry_out(self, action: Action) -> Event | None:
         try:
@@ -249,7 +208,7 @@ class NodeRun:
                 self._do_aside(action)
                 return None
             case Kill():
-                self._killed.add(action.process)
+                self._processes.note_kill(action.process)
                 action.process.kill(action.signum)
                 log.info(
                     "signal sent", pid=action.process.pid, signal=action.signum, why=action.why
@@ -337,42 +296,6 @@ class NodeRun:
         """Learn from the answer to a beat how far the node's clock is from the run's."""
         if self.clock is not None and answer.echo_ns:
             self.clock.add(answer.echo_ns, answer.run_ns, time.monotonic_ns())
-
-    def seals(self, generation: int) -> Seals:
-        """Which snapshots the arenas of this node hold, and which arenas cannot be used."""
-        arenas = self.paths.segments("arena")
-        sealed, damaged = read_seals(arenas, run_id=self.paths.run_id)
-        return Seals(
-            node=self.node,
-            generation=generation,
-            sealed=sealed,
-            damaged=damaged,
-            run_id=self.run.run_id,
-        )
-
-    def inject(self, order: Inject) -> str:
-        """Break something on purpose, for drills; returns what was done.
-
-        Raises:
-            InputError: an unknown fault or target, or the node does not run that.
-            OSError, HeadwayError: it failed.
-        """
-        members = self.guardian.workers.members.values()
-        parts = faults.Parts(
-            services={**self._keepers(), **self.guardian.services.processes()},
-            workers={one.beat.rank: one.process for one in members if one.beat.rank >= 0},
-            standbys=[one.process for one in members if one.beat.rank < 0],
-        )
-        address = self.config.launch.network.fabric_address
-        fabric = "" if address == LOOPBACK else address
-        places = faults.Places(self.run.path, self.paths.shm_dir, self.cluster.path, fabric)
-        return faults.carry_out(order, parts, places)
-
-    def _keepers(self) -> dict[str, ProcessId]:
-        """This executor and its init, if that one runs."""
-        init = self.cluster.init(self.node)
-        found = {"executor": ProcessId.current()}
-        return found if init is None or init.is_terminating() else {"init": init, **found}
 
     # ---- the end ------------------------------------------------------------------------------
     def ending(self) -> NodeEnd:

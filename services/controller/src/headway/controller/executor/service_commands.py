@@ -16,7 +16,7 @@ from headway.common.log_rotation import ENV_LOG_MIB
 from headway.common.node.process import ProcessId, spawn
 from headway.common.node.run_dir import NodePaths, RunDir
 from headway.common.wire.addresses import LOOPBACK
-from headway.controller.executor.guardian import SINK
+from headway.controller.executor.leader_services import SINK
 from headway.health.client import begin_life
 from headway.health.config import NOTIFY_ENV, HealthConfig
 from headway.trainer.config import RunConfig

@@ -21,7 +21,7 @@ from headway.common.wire.messages.executor import (
     ToWorker,
 )
 from headway.common.wire.service import Service
-from headway.launch.lease.file import Holder
+from headway.launch.lease.base import Holder
 
 ORDERS = (
     CheckNode,

@@ -38,7 +38,7 @@ from headway.controller.journal.locks import is_locked
 from headway.controller.journal.reads import READS
 from headway.controller.journal.rows import CLOCK_FIELDS, ClockReading, Record, as_json
 from headway.controller.journal.schema import make
-from headway.launch.lease.file import SupersededError
+from headway.launch.lease.base import SupersededError
 
 BUSY_S = 1.0
 """How long a write waits for another process's lock before it fails; it is then tried again."""

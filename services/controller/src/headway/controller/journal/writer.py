@@ -21,7 +21,7 @@ from headway.common.wire.side_thread import SideThread
 from headway.controller.journal.journal import Journal
 from headway.controller.journal.locks import why_locked
 from headway.controller.journal.rows import Record
-from headway.launch.lease.file import SupersededError
+from headway.launch.lease.base import SupersededError
 
 MAX_WAITING = 50_000
 """Records; some 20 MB. The oldest beyond that are lost, and counted."""

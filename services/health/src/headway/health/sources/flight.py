@@ -9,7 +9,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from headway.common.node.flight import FlightHeader, FlightReader
+from headway.common.node.flight import FlightReader
+from headway.common.node.flight_header import FlightHeader
 from headway.common.node.flight_record import BROKEN, ON_DEVICE, Record, plain
 from headway.common.plan.schedule.actions import Kind
 from headway.common.wire.group_table import GroupRow, pack

@@ -17,7 +17,7 @@ from headway.trainer.exchange.folder import HuggingFaceFolder
 from headway.trainer.exchange.new_folder import new_folder
 from headway.trainer.exchange.report import ExchangeReport, count
 from headway.trainer.exchange.source import MODEL_TOML, TOKENIZER
-from headway.trainer.state.snapshot import TrainState
+from headway.trainer.state.train_state import TrainState
 
 COPIED = (
     TOKENIZER,

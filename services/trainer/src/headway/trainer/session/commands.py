@@ -19,7 +19,7 @@ from headway.trainer.session.commits import Commits
 from headway.trainer.session.context import StepContext
 from headway.trainer.session.evaluation import Evaluation
 from headway.trainer.session.hooks import Directive, StepHooks
-from headway.trainer.state.snapshot import TrainState
+from headway.trainer.state.train_state import TrainState
 
 PAUSE_ROUND_S = 0.05
 STILL_ROUNDS = 1200

@@ -13,7 +13,7 @@ from headway.common.plan.schedule.actions import Kind
 from headway.trainer.comm.agreement import Agreement
 from headway.trainer.session.context import StepContext
 from headway.trainer.session.hooks import Directive, StepHooks
-from headway.trainer.state.snapshot import TrainState
+from headway.trainer.state.train_state import TrainState
 
 
 class Commits:

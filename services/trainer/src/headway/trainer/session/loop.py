@@ -14,7 +14,7 @@ from headway.trainer.session.evaluation import Evaluation
 from headway.trainer.session.hooks import StepHooks, StepResult
 from headway.trainer.session.planned_gc import PlannedGc
 from headway.trainer.session.step import TrainStep
-from headway.trainer.state.snapshot import TrainState
+from headway.trainer.state.train_state import TrainState
 
 
 @dataclass(frozen=True)

@@ -33,7 +33,8 @@ from headway.trainer.session.context import StepContext
 from headway.trainer.session.evaluation import Evaluation
 from headway.trainer.session.hooks import StepHooks
 from headway.trainer.session.step import TrainStep
-from headway.trainer.state.snapshot import Snapshots, TrainState
+from headway.trainer.state.snapshot import Snapshots
+from headway.trainer.state.train_state import TrainState
 
 
 def rehearse_step(context: StepContext, progress: Callable[[int], object]) -> None:

@@ -31,7 +31,9 @@ from headway.trainer.session.hooks import StepHooks
 from headway.trainer.session.loop import run_steps
 from headway.trainer.state.flat import FlatChunk
 from headway.trainer.state.layout_check import difference
-from headway.trainer.state.snapshot import Snapshots, TrainState, layout, offsets
+from headway.trainer.state.slot_layout import layout, offsets
+from headway.trainer.state.snapshot import Snapshots
+from headway.trainer.state.train_state import TrainState
 
 ArenaFactory = Callable[[int, bytes], Arena]
 """``(slot_bytes, layout)`` -> the rank's arena, created or opened; a damaged one or one

@@ -11,7 +11,7 @@ import statistics
 from collections.abc import Sequence
 
 from headway.trainer.config import TrainConfig
-from headway.trainer.state.snapshot import TrainState
+from headway.trainer.state.train_state import TrainState
 
 
 class SpikeGuard:

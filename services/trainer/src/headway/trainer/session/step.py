@@ -30,8 +30,8 @@ from headway.trainer.session.repeat import repeat_pass
 from headway.trainer.session.replay import Replays
 from headway.trainer.session.replicas import Replicas
 from headway.trainer.session.spikes import SpikeGuard
-from headway.trainer.state.snapshot import TrainState
 from headway.trainer.state.spoil import Spoiler
+from headway.trainer.state.train_state import TrainState
 
 
 class TrainStep:

@@ -7,15 +7,12 @@ until its optimizer.
 
 from __future__ import annotations
 
-import json
 import threading
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
 from queue import SimpleQueue
 from typing import Any
 
-import msgspec
 import numpy as np
 import numpy.typing as npt
 import torch
@@ -23,78 +20,13 @@ from headway.common.errors import CorruptError, InputError
 from headway.common.log import get_logger
 from headway.common.node.arena import Arena, ArenaSlot, SlotInfo
 from headway.common.node.failpoints import failpoint
-from headway.common.plan.grid import Grid
 from headway.trainer.errors import BadSnapshotError
 from headway.trainer.state.copy_stream import CopyStream
 from headway.trainer.state.flat import FlatChunk
-
-SLOT_ALIGNMENT = 64
+from headway.trainer.state.slot_layout import offsets
+from headway.trainer.state.train_state import TrainState
 
 log = get_logger("snapshot")
-
-
-@dataclass
-class TrainState:
-    """The small state besides the tensors, kept with each snapshot.
-
-    Equal on all ranks; the step and the control loop of a generation change it.
-    """
-
-    step: int
-    """Completed steps; the snapshot's number."""
-    samples: int
-    """Global samples consumed, where reading continues whatever the global batch size is then."""
-    command: int = 0
-    """Newest steering command applied."""
-    durable_due: bool = False
-    """A durable snapshot was requested but not marked yet, because the store was busy."""
-    fingerprint: str = ""
-    """Fingerprint of the training data, "" if this rank has read none; other data are refused."""
-    validation_fingerprint: str = ""
-    """Fingerprint of the validation data, "" if this rank has read none; other data are refused."""
-    skipped: int = 0
-    """Steps so far whose update was skipped: the optimizer's count is ``step - skipped``."""
-    skipped_in_row: int = 0
-    """Skipped steps directly before ``step``."""
-    asked: tuple[int, ...] = ()
-    """Sequences of evaluations and samples that were asked for and not done yet."""
-    recent_losses: tuple[float, ...] = ()
-    """Losses of the newest accepted steps, oldest first, by which spikes are judged."""
-    recent_norms: tuple[float, ...] = ()
-    """Their gradient norms."""
-
-    def pack(self) -> bytes:
-        """MessagePack."""
-        return msgspec.msgpack.encode(self)
-
-    @classmethod
-    def unpack(cls, data: bytes) -> TrainState:
-        """Raises CorruptError."""
-        try:
-            return msgspec.msgpack.decode(data, type=cls)
-        except ValueError as error:  # of msgspec, or of the decoder of UTF-8
-            raise CorruptError(f"a snapshot's extra state is unreadable: {error}") from error
-
-
-def offsets(flats: Sequence[FlatChunk]) -> tuple[list[int], int]:
-    """Where each chunk's ``state`` starts in a slot, and the slot's size, in bytes."""
-    starts, position = [], 0
-    for flat in flats:
-        starts.append(position)
-        position += -(-flat.state.nbytes // SLOT_ALIGNMENT) * SLOT_ALIGNMENT
-    return starts, position
-
-
-def layout(flats: Sequence[FlatChunk], grid: Grid, rank: int) -> bytes:
-    """The arena's layout JSON: every tensor's piece and the mesh."""
-    starts, _ = offsets(flats)
-    tensors = [
-        entry
-        for flat, start in zip(flats, starts, strict=True)
-        for entry in flat.layout_entries(start)
-    ]
-    mesh = {"tp": grid.tp, "pp": grid.pp, "dp": grid.dp, "vp": grid.vp, "rank": rank}
-    return json.dumps({"tensors": tensors, "mesh": mesh}, separators=(",", ":")).encode()
 
 
 class Snapshots:

@@ -35,7 +35,7 @@ from headway.trainer.session.hooks import StepHooks, StepResult
 from headway.trainer.session.session import Session
 from headway.trainer.worker.failures import is_out_of_memory
 from headway.trainer.worker.memory import too_small
-from headway.trainer.worker.rank import replica_stream
+from headway.trainer.worker.node_resources import replica_stream
 
 GENERATION = 0
 STORE_KEY = "headway/store"

@@ -14,7 +14,8 @@ import sys
 import time
 from pathlib import Path
 
-from headway.launch.lease.file import FileLease, LeaseWatch
+from headway.launch.lease.base import LeaseWatch
+from headway.launch.lease.file import FileLease
 
 NO_DRIVER_S = 600.0
 RESUME_S = 120.0

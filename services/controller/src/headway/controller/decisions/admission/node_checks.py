@@ -54,7 +54,7 @@ def watch(core: Core) -> list[Action]:
             node.check_since = now
         elif now - node.check_since >= core.check_limit_s:
             actions.append(_without_result(core, node))
-        elif core.due("check", node.number):
+        elif core.orders.due("check", node.number):
             order = CheckNode(run_id=core.run_id, epoch=core.epoch, number=node.check_number)
             actions.append(Send(node.number, order))
     return actions

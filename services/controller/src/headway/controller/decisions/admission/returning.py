@@ -11,4 +11,4 @@ def returned(core: Core, node: Node) -> list[Action]:
     """Record it, and have those of its workers killed that were condemned meanwhile."""
     core.is_memory_stale = True
     killed = [name for name in node.workers if name in core.fleet.marked_for_kill]
-    return [Log("node_returned", {"node": node.number, "killed": killed}), *core.kills()]
+    return [Log("node_returned", {"node": node.number, "killed": killed}), *core.orders.kills()]

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Iterable
+
 from headway.common.decide import Action, Log
-from headway.common.wire.messages.executor import KillWorker, RestartService
+from headway.common.wire.messages.executor import KillWorker, RestartService, WorkerBeat
 from headway.controller.decisions.core import Core
 from headway.controller.decisions.events import Send
 from headway.controller.decisions.fleet import names
@@ -33,6 +36,19 @@ def watch(core: Core) -> list[Action]:
                 core.zygote_restarts[number] = core.clock.now
                 actions += _restart(core, number)
     return actions
+
+
+def is_same_code(core: Core, view: WorkerBeat) -> bool:
+    """Whether the worker has the code that the run's ranks compute with."""
+    return not core.source or view.source in ("", core.source)
+
+
+def choose_source(core: Core, views: Iterable[WorkerBeat]) -> None:
+    """The code of the run is that of these workers; without any, this driver's own."""
+    found = Counter(view.source for view in views if view.source)
+    [(core.fleet.source, _)] = found.most_common(1) or [(core.own_source, 0)]
+    odd = (n for n, node in core.fleet.nodes.items() if core.fleet.is_odd(node))
+    core.fleet.odd = dict.fromkeys(odd)
 
 
 def refused_nodes(core: Core) -> list[int]:
@@ -73,6 +89,6 @@ def _restart(core: Core, number: int) -> list[Action]:
         pid=node.services.get("zygote", 0),
     )
     idle = [view for view in node.workers.values() if view.status == "idle"]
-    odd = [view.worker for view in idle if not core.is_same_code(view)]
+    odd = [view.worker for view in idle if not is_same_code(core, view)]
     kills = [KillWorker(run_id=core.run_id, epoch=core.epoch, worker=name) for name in odd]
     return [Send(number, message) for message in (order, *kills)]

@@ -29,7 +29,7 @@ class Reading(Phase):
         if core.copies.unread:
             order = ReadSeals(run_id=core.run_id, epoch=core.epoch, generation=core.generation)
             asked = core.copies.unread if node is None else {node} & core.copies.unread.keys()
-            return [Send(n, order) for n in asked if core.due("seals", n)]
+            return [Send(n, order) for n in asked if core.orders.due("seals", n)]
         core.enter("choosing")
         core.effects.forget(FindDurable)
         return []

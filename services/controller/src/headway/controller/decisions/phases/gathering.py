@@ -5,7 +5,12 @@ from __future__ import annotations
 from headway.common.decide import Action, Log
 from headway.common.wire.messages.executor import WorkerBeat
 from headway.controller.decisions import spikes, waiting
-from headway.controller.decisions.admission.same_code import code_sentence, refused_nodes
+from headway.controller.decisions.admission.same_code import (
+    choose_source,
+    code_sentence,
+    is_same_code,
+    refused_nodes,
+)
 from headway.controller.decisions.core import Core
 from headway.controller.decisions.events import RestartNode
 from headway.controller.decisions.fleet import names
@@ -129,7 +134,7 @@ def _fill(core: Core, rank: int) -> None:
 
 def _is_free(core: Core, view: WorkerBeat) -> bool:
     is_outside = view.status in ("idle", "left") and not core.fleet.is_gone(view.worker)
-    return is_outside and view.worker not in core.members.rank_of and core.is_same_code(view)
+    return is_outside and view.worker not in core.members.rank_of and is_same_code(core, view)
 
 
 def _are_all_known(core: Core) -> bool:
@@ -152,7 +157,7 @@ def _adopt(core: Core) -> list[Action]:
     newest = max((view.generation for view in views), default=-1)
     core.numbered = max(core.numbered, newest)
     core.generation = core.members.generation = max(core.generation, newest)
-    core.choose_source(view for view in views if view.generation == newest)
+    choose_source(core, (view for view in views if view.generation == newest))
     for view in views:
         is_home = core.fleet.rank_nodes.get(view.rank) == core.fleet.home[view.worker]
         if view.generation == newest and view.status != "idle" and is_home:

@@ -38,7 +38,7 @@ class Joining(Phase):
             return [Log("stepping", fields | ({"paused": True} if is_paused else {}))]
         if is_paused:
             core.cost.discard()
-        if node is None and not core.is_round_due():
+        if node is None and not core.orders.is_round_due():
             return []
         workers = _members(core, node)
         actions = [a for rank, view in workers for a in self._lead(core, rank, view)]
@@ -48,7 +48,7 @@ class Joining(Phase):
         """What the worker needs next: its rank, then the address of the generation's store."""
         name = view.worker
         if view.generation < core.generation:
-            if not core.due("assign", name):
+            if not core.orders.due("assign", name):
                 return []
             assign = Assign(
                 generation=core.generation,
@@ -57,11 +57,11 @@ class Joining(Phase):
                 commands=tuple(_slim(c, core.answered) for c in core.commands[view.command :]),
                 answered=core.answered,
             )
-            return [core.to_worker(name, assign=assign)]
-        if view.status == "joining" and core.store is not None and core.due("store", name):
+            return [core.orders.to_worker(name, assign=assign)]
+        if view.status == "joining" and core.store is not None and core.orders.due("store", name):
             host, port, secret = core.store
             address = {"store_host": host, "store_port": port, "store_secret": secret}
-            return [core.to_worker(name, store_generation=core.generation, **address)]
+            return [core.orders.to_worker(name, store_generation=core.generation, **address)]
         return []
 
     def limit_s(self, core: Core) -> float:
@@ -130,7 +130,7 @@ class Running(Phase):
         if not core.members.all("joining", *HOLDING):
             left = [rank for rank, _ in _without(core, ("joining", *HOLDING))]
             return core.fence(f"{ranks(left)} left and did not say why")
-        if node is None and not core.is_round_due():
+        if node is None and not core.orders.is_round_due():
             return []
         return kill_strays(core, node) + steer(core, node)
 
@@ -157,13 +157,13 @@ class Leaving(Phase):
         if not core.fleet.held():
             core.enter("gathering")
             return []
-        if node is None and not core.is_round_due():
+        if node is None and not core.orders.is_round_due():
             return []
         newest = max(core.numbered, core.generation, core.fleet.newest)
         return [
-            core.to_worker(name, abort_generation=newest)
+            core.orders.to_worker(name, abort_generation=newest)
             for name in (core.fleet.inside if node is None else core.fleet.nodes[node].workers)
-            if name in core.fleet.inside and core.due("abort", name)
+            if name in core.fleet.inside and core.orders.due("abort", name)
         ]
 
     def limit_s(self, core: Core) -> float:
@@ -228,9 +228,9 @@ def steer(core: Core, node: int | None) -> list[Action]:
         behind = behind or bool(missing)
         if view.status in ("restored", "running"):
             actions += [
-                core.to_worker(view.worker, steer=command)
+                core.orders.to_worker(view.worker, steer=command)
                 for command in missing
-                if core.due("steer", view.worker, command.sequence)
+                if core.orders.due("steer", view.worker, command.sequence)
             ]
     core.is_steering = behind if node is None else core.is_steering or behind
     return actions

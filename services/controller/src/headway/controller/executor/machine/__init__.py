@@ -1,1 +1,1 @@
-"""What an executor finds out about its machine: checks, and processes that the kernel killed."""
+"""What an executor finds out: checks of its machine, its processes, and the run's folder."""

@@ -9,7 +9,7 @@ import os
 from pathlib import Path
 
 from headway.controller.executor.node_events import FolderSeen
-from headway.launch.lease.file import Lease
+from headway.launch.lease.base import Lease
 
 
 class FolderLook:
