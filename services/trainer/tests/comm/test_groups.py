@@ -127,9 +127,9 @@ def test_ranks_leave_a_generation_whose_last_member_never_comes(
     for index in range(3):
         pool.submit(index, f"{JOBS}:stay_busy", **args[index])
     _poll((tmp_path / f"store-{generation}").exists)
-    for index in range(3):
+    for index in (2, 1, 0):  # the store ends with rank 0
         pool.abort(index, generation)
-    assert [pool.result(index)["why"] for index in range(3)] == ["aborted"] * 3
+        assert pool.result(index)["why"] == "aborted"
     reports = pool.run(f"{JOBS}:exchange", _args(GRIDS[1], tmp_path, generations()))
     assert [report["world"] for report in reports] == [6.0] * 4
 
