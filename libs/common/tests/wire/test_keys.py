@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -22,6 +23,16 @@ def test_a_saved_pair_loads_again_and_only_its_owner_may_read_it(tmp_path: Path)
     assert (tmp_path / "keys").stat().st_mode & 0o777 == 0o700
     assert (tmp_path / "keys" / "run.key").stat().st_mode & 0o777 == 0o600
     assert [path.name for path in (tmp_path / "keys").iterdir()] == ["run.key"]
+
+
+def test_processes_of_one_number_make_one_pair_in_a_shared_folder(tmp_path: Path) -> None:
+    """As on several machines; the threads of one process have one number, too."""
+    for turn in range(40):
+        path = tmp_path / str(turn) / "run.key"
+        with ThreadPoolExecutor(8) as threads:
+            pairs = set(threads.map(lambda _, path=path: KeyPair.load_or_make(path), range(8)))
+        assert len(pairs) == 1
+        assert [one.name for one in path.parent.iterdir()] == ["run.key"]
 
 
 def test_the_secret_half_is_never_shown() -> None:

@@ -6,6 +6,7 @@ import contextlib
 import ipaddress
 import os
 import re
+import secrets
 import socket
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -46,12 +47,11 @@ class KeyPair:
         Raises:
             InputError: ``path`` exists (a key is never overwritten) or cannot be written.
         """
-        temporary = path.with_name(f".{path.name}.{os.getpid()}")
+        # machines that share the folder may have processes of one number
+        temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
         try:
             path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-            handle = os.open(
-                temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, 0o600
-            )
+            handle = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
             with os.fdopen(handle, "wb") as file:
                 os.fchmod(handle, 0o600)
                 file.write(self.to_text())
