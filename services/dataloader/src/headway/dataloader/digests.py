@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import logging
 import os
+import secrets
 import struct
 from pathlib import Path
 from typing import Any
@@ -70,9 +71,10 @@ def write_digests(prefix: Path, num_bytes: int, digests: Digests) -> Path:
     body = digests.astype("<u8").tobytes()
     head = _HEAD.pack(MAGIC, VERSION, BLOCK_BYTES, num_bytes, xxhash.xxh3_64_intdigest(body))
     path = digests_path(prefix)
-    draft = path.with_name(f".{path.name}.{os.getpid()}")
+    # machines that share the folder may have processes of one number
+    draft = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
     try:
-        with draft.open("wb") as file:
+        with draft.open("xb") as file:
             file.write(head + body)
             file.flush()
             os.fsync(file.fileno())
