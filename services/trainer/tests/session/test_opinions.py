@@ -28,6 +28,11 @@ def rows(dp: int, damage: Damage = lambda *_: None, passes: int = 4) -> list[Row
     ]
 
 
+def wrong_by(bad: int, number: int | None = None) -> Damage:
+    """One replica is wrong, in one pass or in all."""
+    return lambda maker, n: -1.0 if maker == bad and number in (None, n) else None
+
+
 @pytest.mark.parametrize("dp", [1, 2, 3, 4, 7])
 def test_healthy_replicas_agree(dp: int) -> None:
     assert agree(rows(dp, passes=2))
@@ -38,20 +43,18 @@ def test_healthy_replicas_agree(dp: int) -> None:
 @pytest.mark.parametrize("number", [0, 1])
 def test_who_is_wrong_once_is_named(dp: int, number: int) -> None:
     bad = dp - 1
-    once: Damage = lambda maker, n: -1.0 if (maker, n) == (bad, number) else None  # noqa: E731
+    once = wrong_by(bad, number)
     assert not agree(rows(dp, once, passes=2))
     assert judge(rows(dp, once)) == Judgement({bad: frozenset({1})})
 
 
 @pytest.mark.parametrize("dp", [3, 4, 7])
 def test_who_is_always_wrong_is_named_by_others(dp: int) -> None:
-    always: Damage = lambda maker, _: -1.0 if maker == 1 else None  # noqa: E731
-    assert judge(rows(dp, always)) == Judgement({1: frozenset({1})})
+    assert judge(rows(dp, wrong_by(1))) == Judgement({1: frozenset({1})})
 
 
 def test_of_two_that_always_differ_both_may_be_wrong() -> None:
-    always: Damage = lambda maker, _: -1.0 if maker == 1 else None  # noqa: E731
-    assert judge(rows(2, always)) == Judgement({}, unsure=(0, 1), parameter=1)
+    assert judge(rows(2, wrong_by(1))) == Judgement({}, unsure=(0, 1), parameter=1)
 
 
 def test_what_never_comes_out_alike_accuses_nobody() -> None:
@@ -63,8 +66,9 @@ def test_what_never_comes_out_alike_accuses_nobody() -> None:
 def test_an_innocent_is_never_named(seed: int) -> None:
     chance = random.Random(seed)
     dp, bad = chance.randint(3, 9), 0
-    often: Damage = lambda maker, _: (  # noqa: E731
-        chance.random() if maker == bad and chance.random() < 0.6 else None
-    )
+
+    def often(maker: int, _: int) -> float | None:
+        return chance.random() if maker == bad and chance.random() < 0.6 else None
+
     made = rows(dp, often)
     assert set(judge(made).wrong) == (set() if agree(made) else {bad})

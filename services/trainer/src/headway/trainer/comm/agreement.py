@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 import torch
 from headway.trainer.comm.channel import Channels
-from headway.trainer.comm.interface import Reducer
+from headway.trainer.comm.interface import Comm, Reducer
 from headway.trainer.comm.nccl import read_when_ready
 
 
@@ -93,6 +93,17 @@ def least(world: Reducer, channels: Channels, number: float, device: torch.devic
     values = torch.tensor([-number], dtype=torch.float64).to(device)
     world.all_reduce(values, "max").wait()
     return -read_when_ready(values, channels)[0]
+
+
+def gathered(comm: Comm, mine: torch.Tensor) -> torch.Tensor:
+    """Return every member's flat ``mine`` [n] as [size * n], in rank order.
+
+    Raises:
+        Aborted: the generation was fenced.
+    """
+    everyone = torch.empty(comm.size * len(mine), dtype=mine.dtype, device=mine.device)
+    comm.all_gather(everyone, mine).wait()
+    return everyone
 
 
 def total(

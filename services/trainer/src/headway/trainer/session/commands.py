@@ -11,7 +11,6 @@ from dataclasses import replace
 
 from headway.common.log import get_logger
 from headway.common.node.flight_record import WAITING
-from headway.common.plan.collectives import GroupKind, Op
 from headway.common.plan.schedule.actions import Kind
 from headway.trainer.comm.agreement import Agreement, all_reduce_agreement
 from headway.trainer.data.batches import BatchReader
@@ -74,10 +73,7 @@ class ControlLoop:
             full=snapshots.lacks_room,
         )
         groups = context.groups
-        name = groups.line(GroupKind.EVERY_RANK).coming(Op.ALL_REDUCE)
-        with context.recorder.record(
-            Kind.AGREEMENT, step=state.step, flags=WAITING, collective=name
-        ):
+        with context.agreement(state.step):
             agreed = all_reduce_agreement(groups.every_rank, groups.channels, mine, context.device)
         if is_step:
             state.skipped += agreed.bad

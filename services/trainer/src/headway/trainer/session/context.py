@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 
 import torch
@@ -92,6 +93,11 @@ class StepContext:
         name = self.groups.line(GroupKind.EVERY_RANK).coming(Op.ALL_REDUCE)
         with self.recorder.record(Kind.SUMS, step=step, flags=WAITING, collective=name):
             return all_reduce_sums(self.groups.every_rank, self.groups.channels, values)
+
+    def agreement(self, step: int) -> AbstractContextManager[int]:
+        """The record of a reduction by which all ranks agree on something."""
+        name = self.groups.line(GroupKind.EVERY_RANK).coming(Op.ALL_REDUCE)
+        return self.recorder.record(Kind.AGREEMENT, step=step, flags=WAITING, collective=name)
 
     def sum_over_stage(self, values: torch.Tensor, step: int) -> None:
         """Add ``values`` in place over the ranks that hold pieces of the same parameters.

@@ -22,11 +22,11 @@ class Judgement:
     wrong: dict[int, frozenset[int]]
     """Replicas that computed something wrong, each with the parameters of which they did."""
     unsure: tuple[int, ...] = ()
-    """Replicas of which some are wrong, if it cannot be told which."""
+    """Replicas of which some are wrong, where it is not known which."""
     parameter: int = -1
     """The first one that they differ in."""
     is_random: bool = False
-    """No two passes gave the same, so nothing can be told: computing is not reproducible."""
+    """No two passes gave the same, so nothing is known: computing is not reproducible."""
 
 
 def computed_by(replica: int, number: int, num_replicas: int) -> int:

@@ -13,9 +13,6 @@ from dataclasses import dataclass
 from enum import IntEnum
 
 import torch
-from headway.common.node.flight_record import WAITING
-from headway.common.plan.collectives import GroupKind, Op
-from headway.common.plan.schedule.actions import Kind
 from headway.trainer.comm.agreement import least
 from headway.trainer.model.watched import Direction, is_finite, watching
 from headway.trainer.pipeline.executor import Pipeline
@@ -149,8 +146,7 @@ class _Search:
         if mine is not None:
             number = (((mine.sign << _BITS) + mine.place) << _BITS) + context.rank
         groups = context.groups
-        name = groups.line(GroupKind.EVERY_RANK).coming(Op.ALL_REDUCE)
-        with context.recorder.record(Kind.AGREEMENT, step=step, flags=WAITING, collective=name):
+        with context.agreement(step):
             first = least(groups.every_rank, groups.channels, number, context.device)
         if first == math.inf:
             return None

@@ -3,22 +3,20 @@
 A bit that changes in a gradient before it is added up reaches all replicas alike, so no comparison
 of their weights can find it. In every ``health.replay_every``th step each replica therefore
 computes the micro-batches of the next one before its own, and digests of both gradients, taken
-before anything is added to them, are compared. Where they differ, two more passes tell who was
+before anything is added to them, are compared. Where they differ, two more passes show who was
 wrong (``opinions``), and the step is computed again before its gradients are used.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import AbstractContextManager
 from dataclasses import replace
 
 import torch
 from headway.common.log import get_logger
 from headway.common.node.flight_record import WAITING
-from headway.common.plan.collectives import GroupKind, Op
 from headway.common.plan.schedule.actions import Kind
-from headway.trainer.comm.agreement import least, total
+from headway.trainer.comm.agreement import gathered, least, total
 from headway.trainer.comm.nccl import read_when_ready
 from headway.trainer.data.batches import MicroBatch
 from headway.trainer.model.positions import Borders
@@ -42,7 +40,7 @@ class Replays:
         """Digests of this rank's gradients, by pass."""
         self._names: list[str] = []
         if self._every and context.device.type == "cuda" and not context.config.train.deterministic:
-            self._give_up("on GPUs it takes train.deterministic")
+            self._give_up("this needs train.deterministic on GPUs")
 
     @property
     def are_on(self) -> bool:
@@ -76,7 +74,7 @@ class Replays:
             Aborted: the generation was fenced. RuntimeError: a peer failed.
         """
         context, groups, agrees = self._context, self._context.groups, agree(self._rows(step))
-        with self._agreement(step):
+        with context.agreement(step):
             least_one = least(groups.every_rank, groups.channels, float(agrees), context.device)
         return least_one < 1
 
@@ -95,15 +93,15 @@ class Replays:
             self._noted.append([])
             self._compute(number, step, batches, make_pass)
         found = judge(self._rows(step))
-        dp, is_speaker = self._dp.size, self._dp.rank == 0
+        dp = self._dp.size
         counts = [0.0] * (dp + 2)
-        if is_speaker:
+        if self._dp.rank == 0:
             for replica in found.wrong:
                 counts[replica] = 1.0
             counts[dp], counts[dp + 1] = float(bool(found.unsure)), float(found.is_random)
-        groups = self._context.groups
-        with self._agreement(step):
-            counts = total(groups.every_rank, groups.channels, counts, self._context.device)
+        context, groups = self._context, self._context.groups
+        with context.agreement(step):
+            counts = total(groups.every_rank, groups.channels, counts, context.device)
         if counts[dp + 1]:
             self._give_up("they differ each time they are computed")
             return ""
@@ -189,17 +187,8 @@ class Replays:
         ]
 
     def _gathered(self, step: int, mine: torch.Tensor) -> torch.Tensor:
-        everyone = torch.empty(self._dp.size * len(mine), dtype=mine.dtype, device=mine.device)
         with self._context.recorder.record(Kind.ALL_GATHER, step=step, flags=WAITING):
-            self._dp.all_gather(everyone, mine).wait()
-        return everyone
-
-    def _agreement(self, step: int) -> AbstractContextManager[int]:
-        """The record of a reduction over all ranks."""
-        name = self._context.groups.line(GroupKind.EVERY_RANK).coming(Op.ALL_REDUCE)
-        return self._context.recorder.record(
-            Kind.AGREEMENT, step=step, flags=WAITING, collective=name
-        )
+            return gathered(self._dp, mine)
 
     def _give_up(self, why: str) -> None:
         if self._context.rank == 0:

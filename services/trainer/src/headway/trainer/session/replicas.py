@@ -18,6 +18,7 @@ from headway.common.node.failpoints import damage_at
 from headway.common.node.flight_record import WAITING
 from headway.common.plan.grid import Axis
 from headway.common.plan.schedule.actions import Kind
+from headway.trainer.comm.agreement import gathered
 from headway.trainer.comm.interface import Comm
 from headway.trainer.comm.nccl import read_when_ready
 from headway.trainer.session.context import StepContext
@@ -99,9 +100,7 @@ class Replicas:
         if not digests:
             return []
         mine = torch.cat([halves(one) for one in digests])
-        everyone = torch.empty(comm.size * len(mine), dtype=mine.dtype, device=mine.device)
-        comm.all_gather(everyone, mine).wait()
-        values = read_when_ready(everyone, self._context.groups.channels)
+        values = read_when_ready(gathered(comm, mine), self._context.groups.channels)
         size = len(mine)
         return [tuple(values[at : at + size]) for at in range(0, len(values), size)]
 
