@@ -325,6 +325,20 @@ def test_trace_writes_where_it_is_told(fake: FakeRun, fake_call: Call, tmp_path:
     )
 
 
+def test_trace_writes_the_newest_steps_and_all_if_it_is_asked_to(
+    fake: FakeRun, fake_call: Call, tmp_path: Path
+) -> None:
+    fake.advance(60)
+    steps: list[set[int]] = []
+    for words in ([], ["--steps", ":"]):
+        code, out, _ = fake_call("trace", "fake", "-o", str(tmp_path / "t.json"), *words)
+        assert code == 0 and ("the last 50 steps" in out) == (not words)
+        events = json.loads((tmp_path / "t.json").read_text())["traceEvents"]
+        steps.append({e["args"]["step"] for e in events if e["name"].startswith("FORWARD")})
+    newest, every = steps
+    assert newest < every and len(newest) == 50
+
+
 def test_watch_of_an_ended_run_ends_and_tells_how(fake: FakeRun, fake_call: Call) -> None:
     fake.advance(1)
     fake.finish()
