@@ -316,64 +316,6 @@ def test_ckpt_verbs_take_the_name_of_a_run(
     assert code == 2 and "absent is not a folder" in err
 
 
-def test_trace_writes_where_it_is_told(fake: FakeRun, fake_call: Call, tmp_path: Path) -> None:
-    fake.advance(2)
-    code, out, _ = fake_call("trace", "fake", "-o", str(tmp_path / "t.json"), "--json")
-    assert code == 0
-    assert json.loads(out)["slices"] == len(
-        [e for e in json.loads((tmp_path / "t.json").read_text())["traceEvents"] if e["ph"] in "Xi"]
-    )
-
-
-def test_trace_writes_the_newest_steps_and_all_if_it_is_asked_to(
-    fake: FakeRun, fake_call: Call, tmp_path: Path
-) -> None:
-    fake.advance(60)
-    steps: list[set[int]] = []
-    for words in ([], ["--steps", ":"]):
-        code, out, _ = fake_call("trace", "fake", "-o", str(tmp_path / "t.json"), *words)
-        assert code == 0 and ("the last 50 steps" in out) == (not words)
-        events = json.loads((tmp_path / "t.json").read_text())["traceEvents"]
-        steps.append({e["args"]["step"] for e in events if e["name"].startswith("FORWARD")})
-    newest, every = steps
-    assert newest < every and len(newest) == 50
-
-
-def test_watch_of_an_ended_run_ends_and_tells_how(fake: FakeRun, fake_call: Call) -> None:
-    fake.advance(1)
-    fake.finish()
-    code, out, _ = fake_call("watch", "fake", "--json")
-    told = [json.loads(line) for line in out.splitlines()]
-    assert code == 0 and told[-1]["phase"] == "finished"
-
-
-def test_a_failed_run_makes_watch_exit_1(fake: FakeRun, fake_call: Call) -> None:
-    fake.finish("failed")
-    assert fake_call("watch", "fake")[0] == 1
-
-
-def test_logs_are_in_order_of_time_over_files(fake: FakeRun, fake_call: Call) -> None:
-    def line(second: int, event: str, **fields: object) -> str:
-        return json.dumps(
-            {"timestamp": f"2026-01-01T00:00:0{second}Z", "level": "info", "event": event, **fields}
-        )
-
-    (fake.folder.logs / "n0-driver.log").write_text(
-        f"{line(1, 'one')}\n{line(3, 'three', level='warning')}\n"
-    )
-    (fake.folder.logs / "n0-w1.log").write_text(
-        f"{line(2, 'two', rank=1)}\nTraceback (most recent call last)\nhalf"
-    )
-    _, out, _ = fake_call("logs", "fake", "--json")
-    assert [json.loads(said)["event"] for said in out.splitlines()] == [
-        "one", "two", "Traceback (most recent call last)", "three",
-    ]  # fmt: skip
-    _, out, _ = fake_call("logs", "fake", "--rank", "1", "--json")
-    assert [json.loads(said)["event"][:5] for said in out.splitlines()] == ["two", "Trace"]
-    _, out, _ = fake_call("logs", "fake", "--level", "warning", "-n", "5")
-    assert out.split() == ["00:00:03Z", "n0-driver", "warning", "three"]
-
-
 def test_a_cluster_is_made_resized_and_removed_leaving_foreign_files(
     call: Call, own_roots: Path
 ) -> None:
