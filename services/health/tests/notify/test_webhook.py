@@ -6,9 +6,11 @@ import contextlib
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -227,6 +229,32 @@ def test_a_server_that_does_not_answer_in_time_is_asked_again(tmp_path: Path) ->
             reached(lambda: receiver.num_asked >= 2, "the second try")
         assert said[0]["reason"] == "it did not answer in time"
         hold.set()
+
+
+@pytest.mark.parametrize("answer", [b"HTTP/1.1 200 OK\r\n" + b"X-Slow: 1\r\n" * 10_000, b"no"])
+def test_an_answer_that_trickles_in_or_is_something_else_is_one_that_failed(
+    answer: bytes, tmp_path: Path
+) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server, capture_logs() as logs:
+
+        def trickle() -> None:
+            client, _ = server.accept()
+            with client, contextlib.suppress(OSError):
+                client.recv(1 << 16)
+                for place in range(0, len(answer), 8):
+                    client.sendall(answer[place : place + 8])
+                    time.sleep(0.01)
+
+        thread = threading.Thread(target=trickle)
+        thread.start()
+        url = f"http://127.0.0.1:{server.getsockname()[1]}/pa-th"
+        hook = Webhook(url, 0.5, SentFile(tmp_path, url), answer_s=0.2)
+        hook.put(verdict())
+        thread.join(LIMIT_S)
+        reached(lambda: bool(logs), "a line of the log")
+        hook.close(0.5)
+    says = "it did not answer in time" if len(answer) > 2 else "its answer is not one of HTTP"
+    assert not thread.is_alive() and logs[0]["reason"] == says
 
 
 def test_what_waited_for_too_long_is_dropped(tmp_path: Path) -> None:

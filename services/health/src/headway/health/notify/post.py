@@ -3,8 +3,15 @@
 from __future__ import annotations
 
 import base64
-from typing import Final
+import contextlib
+import http.client
+import socket
+import threading
+from typing import TYPE_CHECKING, Final
 from urllib.parse import unquote
+
+if TYPE_CHECKING:
+    from urllib3.util.url import Url
 
 CONNECT_S: Final = 5.0
 _PASSING: Final = frozenset({408, 425, 429})
@@ -13,9 +20,9 @@ _REASONS: Final = {
     "NameResolutionError": "its name cannot be resolved",
     "NewConnectionError": "it accepts no connection",
     "ConnectTimeoutError": "it accepted no connection in time",
-    "ReadTimeoutError": "it did not answer in time",
     "SSLError": "TLS failed; check its certificate",
-    "ProtocolError": "the connection was lost",
+    "HTTPException": "its answer is not one of HTTP",
+    "OSError": "the connection was lost",
 }
 
 
@@ -31,7 +38,8 @@ def post(url: str, body: bytes, key: str, limit_s: float) -> None:
     """Send ``body`` and wait for the answer. A redirect is not followed.
 
     Args:
-        key: of this text: the same one is sent again with the same key. limit_s: for the answer.
+        key: of this text: the same one is sent again with the same key. limit_s: for the whole
+        exchange once the server has accepted the connection, however slowly it goes on.
 
     Raises:
         NotDelivered, Refused: with a reason that is safe to print.
@@ -43,21 +51,61 @@ def post(url: str, body: bytes, key: str, limit_s: float) -> None:
     if parts.auth:
         token = base64.b64encode(unquote(parts.auth).encode()).decode()
         headers["Authorization"] = f"Basic {token}"
-    where = parts._replace(auth=None, fragment=None).url
-    limits = urllib3.Timeout(connect=CONNECT_S, read=limit_s)
     try:
-        with urllib3.PoolManager(num_pools=1, timeout=limits, retries=False) as pool:
-            answer = pool.request("POST", where, body=body, headers=headers, preload_content=False)
-            answer.close()
-    except (urllib3.exceptions.HTTPError, OSError) as error:
-        name = type(error).__name__
-        raise NotDelivered(_REASONS.get(name, f"{name}")) from None
+        status = _exchange(parts, body, headers, limit_s)
+    except TimeoutError:
+        raise NotDelivered("it did not answer in time") from None
+    except (urllib3.exceptions.HTTPError, http.client.HTTPException, OSError) as error:
+        names = (kind.__name__ for kind in type(error).__mro__)
+        reason = next((_REASONS[name] for name in names if name in _REASONS), None)
+        raise NotDelivered(reason or type(error).__name__) from None
     except Exception as error:  # another try would fail alike, and hold up all that wait
         raise Refused(f"it cannot be sent ({type(error).__name__})") from None
-    if 200 <= answer.status < 300:
+    if 200 <= status < 300:
         return
-    if answer.status in _PASSING or answer.status >= 500:
-        raise NotDelivered(f"it answers with {answer.status}")
-    if 300 <= answer.status < 400:
-        raise Refused(f"it redirects ({answer.status}); give the address that it redirects to")
-    raise Refused(f"it answers with {answer.status}")
+    if status in _PASSING or status >= 500:
+        raise NotDelivered(f"it answers with {status}")
+    if 300 <= status < 400:
+        raise Refused(f"it redirects ({status}); give the address that it redirects to")
+    raise Refused(f"it answers with {status}")
+
+
+def _exchange(parts: Url, body: bytes, headers: dict[str, str], limit_s: float) -> int:
+    """Send a request; returns the status of its answer.
+
+    The connection is not one of a pool: a time limit of sockets begins again with each byte that
+    arrives, so that a timer has to end what trickles in.
+
+    Raises:
+        TimeoutError: the answer was not complete in time. urllib3's errors, those of http.client
+        and OSError.
+    """
+    from urllib3.connection import HTTPConnection, HTTPSConnection
+
+    is_over = threading.Event()
+    kind = HTTPSConnection if parts.scheme == "https" else HTTPConnection
+    connection = kind(parts.hostname or "", parts.port, timeout=CONNECT_S)
+    try:
+        connection.connect()
+        connection.sock.settimeout(limit_s)
+        timer = threading.Timer(limit_s, _end, (connection.sock, is_over))
+        timer.start()
+        try:
+            connection.request("POST", parts.request_uri, body, headers)
+            status = connection.getresponse().status
+        except Exception:
+            if not is_over.is_set():
+                raise
+        finally:
+            timer.cancel()
+        if is_over.is_set():  # http.client takes headers that break off for whole ones
+            raise TimeoutError
+        return status
+    finally:
+        connection.close()
+
+
+def _end(connection: socket.socket, is_over: threading.Event) -> None:
+    is_over.set()
+    with contextlib.suppress(OSError):
+        connection.shutdown(socket.SHUT_RDWR)
