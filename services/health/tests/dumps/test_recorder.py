@@ -249,6 +249,7 @@ def _shared(depth: int) -> list[Any]:
     ("content", "words"),
     [
         (pickle.dumps({"entries": [_Call()]}), "asks for the class builtins.print"),
+        (b"\x80\x02}r\x00\x00\x00\x60.", "takes more memory"),
         (b"", "neither JSON nor a pickle"),
         (b'{"entries": [', "neither JSON nor a pickle"),
         (pickle.dumps({"entries": [{"state": "x"}]}), "no known version"),
@@ -263,6 +264,7 @@ def _shared(depth: int) -> list[Any]:
     ],
     ids=[
         "class",
+        "memo",
         "empty",
         "cut",
         "entry",

@@ -6,9 +6,7 @@ pickle of dictionaries, lists, strings and numbers. A pickle that asks for any c
 
 from __future__ import annotations
 
-import io
 import json
-import pickle
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -16,6 +14,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any, cast
 
+from headway.health.dumps import plain_pickle
 from headway.health.dumps.batches import without_ends
 from headway.health.dumps.names import host_of_name, rank_of_name
 
@@ -89,13 +88,6 @@ class Dump:
         return any(one.has_started for one in self.entries)
 
 
-class _NoClasses(pickle.Unpickler):
-    """Reads plain values only."""
-
-    def find_class(self, module: str, name: str) -> Any:
-        raise DumpError(f"it asks for the class {module}.{name}: a dump needs none; not read")
-
-
 def read_dump(path: Path) -> Dump:
     """Read the dump of one rank.
 
@@ -123,9 +115,11 @@ def _decode(data: bytes) -> Any:
     try:
         if data.lstrip()[:1] == b"{":
             return json.loads(data)
-        return _NoClasses(io.BytesIO(data)).load()
-    except DumpError:
-        raise
+        return plain_pickle.load(data)
+    except plain_pickle.ForbiddenClass as error:
+        raise DumpError(str(error)) from None
+    except MemoryError:
+        raise DumpError("it takes more memory than any dump needs; not read") from None
     except Exception as error:  # a damaged pickle may fail in any way
         raise DumpError(f"neither JSON nor a pickle: {error}") from error
 
