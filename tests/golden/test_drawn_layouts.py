@@ -31,7 +31,7 @@ def layouts(draw: st.DrawFn) -> Layout:
     grid = draw(st.sampled_from(sorted(GRIDS)))
     pp, tp = GRIDS[grid].get("pp", 1), GRIDS[grid].get("tp", 1)
     schedule = draw(st.sampled_from((*SCHEDULES, "interleaved")))
-    buckets = schedule == "1f1b" and pp == 1
+    takes_chunks = schedule == "1f1b" and pp == 1
     families = ["", *(name for name in FAMILIES if tp == 1 or name != "own block")]
     return Layout(
         grid,
@@ -40,7 +40,8 @@ def layouts(draw: st.DrawFn) -> Layout:
         recompute=draw(st.sampled_from(("none", "selective", "full"))),
         recompute_layers=draw(st.sampled_from(((), (0,), (1, 2), (3,)))),
         tp_pieces=draw(st.integers(1, 3)),
-        vp=draw(st.integers(1, 4)) if buckets else None,
+        vp=draw(st.integers(1, 4)) if takes_chunks else None,
+        buckets=draw(st.sampled_from((None, 1, 2, 4))),
         family=draw(st.sampled_from(families)),
         head_layers=draw(st.sampled_from((0.0, 1.5))) if pp > 1 else 0.0,
     )

@@ -90,7 +90,11 @@ SWITCHES = ("overlap_grad_reduce", "overlap_param_gather", "overlap_p2p")
 
 @pytest.mark.parametrize(
     "layout",
-    [Layout("dp4", "1f1b", "serial"), Layout("pp2xdp2", "interleaved", "serial")],
+    [
+        Layout("dp4", "1f1b", "serial"),
+        Layout("pp2xdp2", "interleaved", "serial"),
+        Layout("pp2xdp2", "zb-h1", "parallel", buckets=2),
+    ],
     ids=lambda layout: layout.name,
 )
 def test_overlap_switches_change_no_bit(pool: WorkerPool, tmp_path: Path, layout: Layout) -> None:

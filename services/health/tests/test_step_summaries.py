@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import msgspec
@@ -139,6 +140,21 @@ def test_a_step_waits_for_the_times_of_its_device(rank: Rank) -> None:
     rank.step(1)
     rank.look()
     assert rank.steps() == [0, 1, 1]
+    rank.close()
+
+
+def test_a_wait_for_parameters_within_a_pass_is_not_its_own_time(rank: Rank) -> None:
+    with rank.writer.record(Kind.STEP, step=0):
+        for is_late in (True, False):
+            with rank.writer.record(Kind.FORWARD, step=0):
+                if is_late:
+                    with rank.writer.record(Kind.ALL_GATHER, step=0, flags=WAITING):
+                        time.sleep(0.05)
+        with rank.writer.record(Kind.REDUCE_SCATTER, step=0, flags=WAITING):
+            pass  # behind a pass, not within it
+    rank.look()
+    one = rank.sent[0].steps[0]
+    assert one.duration_us > 50_000 > 25_000 > one.own_us
     rank.close()
 
 

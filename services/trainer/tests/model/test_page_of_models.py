@@ -21,7 +21,7 @@ def test_the_printed_block_is_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     model = replace(tiny_model(), block="printed_block:Mixer")
     part = Part(model)
     part.run(random_batch(model))
-    part.chunk.finish_grads()
+    part.chunk.finish_grads(0)
     grads = part.grads()
     assert all(f"layers.1.{name}.weight" in grads for name in ("norm", "up", "down"))
     assert all(float(grad.abs().max()) > 0 for grad in grads.values())

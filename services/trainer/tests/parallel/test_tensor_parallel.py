@@ -33,12 +33,12 @@ def test_loss_and_gradients_equal_those_of_one_rank(block: str, tp: int, split: 
         fwd = part.forward(batch, 0.01)
         part.chunk.backward(fwd, weight=not split)
         part.chunk.backward_weight(fwd)
-        part.chunk.finish_grads()
+        part.chunk.finish_grads(0)
         return fwd.output.item(), part
 
     for loss, part in run_ranks(tp, member):
         assert loss == pytest.approx(wanted_loss, rel=1e-12)
-        for spec in part.chunk.params:
+        for spec in part.chunk.buckets[0].params:
             piece = cut(wanted[spec.name], spec)
             error = (part.flat.views(spec.name)[1] - piece).norm() / piece.norm()
             assert error < 1e-10, (spec.name, spec.tp_rank)
@@ -57,7 +57,7 @@ def test_norms_of_the_ranks_add_up_to_the_norm_of_one(tp: int) -> None:
     def member(comm: ThreadComm) -> float:
         part = Part(model, comm=comm)
         part.run(batch)
-        part.chunk.finish_grads()
+        part.chunk.finish_grads(0)
         part.flat.grads[part.flat.replicated[0] :] *= 100.0
         return part.flat.norm_square(comm.rank).item()
 
@@ -129,12 +129,12 @@ def test_collectives_in_pieces_give_the_same_gradients_in_fp64(block: str, piece
     def member(comm: ThreadComm) -> tuple[float, Part]:
         part = Part(model, comm=comm, pieces=pieces)
         found = part.run(batch, 0.01)
-        part.chunk.finish_grads()
+        part.chunk.finish_grads(0)
         return found, part
 
     for found, part in run_ranks(2, member):
         assert found == pytest.approx(loss, rel=1e-12)
-        for spec in part.chunk.params:
+        for spec in part.chunk.buckets[0].params:
             piece = cut(wanted.flat.views(spec.name)[1], spec)
             assert (part.flat.views(spec.name)[1] - piece).norm() < 1e-10 * piece.norm(), spec.name
 

@@ -242,7 +242,7 @@ def pass_of(
         overlap=overlap,
         handlers=nothing | dict.fromkeys(RECEIVES, Watched._receive) | dict(handlers),
         check=trace.check,
-        before_compute=lambda _: trace.event(),
+        before_bucket=lambda *_: trace.event(),
     )
     pipeline.batches = [MicroBatch(tokens=torch.zeros(1))] * schedule.num_micro_batches
     return pipeline

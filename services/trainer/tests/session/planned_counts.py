@@ -43,10 +43,11 @@ def planned_counts(config: RunConfig, rank: int) -> dict[int, int]:
     for action in schedule.ranks[place.pp]:
         match action.kind:
             case Kind.ALL_GATHER:
-                enter(GroupKind.DP, grid.dp)
+                enter(GroupKind.DP, grid.dp, _buckets(config, place.pp, action))
             case Kind.REDUCE_SCATTER:
-                enter(GroupKind.DP, grid.dp)
-                enter(GroupKind.TP, grid.tp)  # the gradients that every tp rank holds
+                enter(GroupKind.DP, grid.dp, _buckets(config, place.pp, action))
+                # the gradients that every tp rank holds
+                enter(GroupKind.TP, grid.tp, _buckets(config, place.pp, action))
             case Kind.SEND_FORWARD | Kind.SEND_BACKWARD:
                 way = "forward" if action.kind is Kind.SEND_FORWARD else "backward"
                 enter(LANES[way, action.peer > place.pp], 2)
@@ -64,6 +65,12 @@ def planned_counts(config: RunConfig, rank: int) -> dict[int, int]:
         enter(GroupKind.TIED_TABLE, 2, receives=place.pp > 0)
         enter(GroupKind.TIED_GRADIENT, 2, receives=place.pp == 0)
     return {line: count for line, count in found.items() if count}
+
+
+def _buckets(config: RunConfig, pp: int, action: Action) -> int:
+    """A chunk has one at least, and no more than it has layers."""
+    layers = len(config.stages[action.chunk * config.parallel.grid.pp + pp])
+    return max(1, min(layers, config.parallel.num_buckets))
 
 
 def _of_pass(config: RunConfig, pp: int, action: Action) -> int:

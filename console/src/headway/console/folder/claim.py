@@ -33,6 +33,7 @@ KEPT_ON_RESUME = (
     "parallel.pp",
     "parallel.dp",
     "parallel.vp",
+    "parallel.buckets",
     "train.seed",
     "train.init_from",
     "train.dtype",

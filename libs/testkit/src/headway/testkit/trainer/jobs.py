@@ -81,7 +81,7 @@ def tp_pass(
         model = tiny_model(block)
         part = Part(model, comm=groups["tp"])
         loss = part.run(random_batch(model))
-        part.chunk.finish_grads()
+        part.chunk.finish_grads(0)
         squares = {name: grad.square().sum().item() for name, grad in part.grads().items()}
         return {"loss": loss, "norm_square": part.flat.norm_square(rank).item(), "squares": squares}
     finally:

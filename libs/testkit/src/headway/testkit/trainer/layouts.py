@@ -58,6 +58,7 @@ class Layout:
     tp_pieces: int = 1
     vp: int | None = None
     """None takes the configuration's default, or 2 with the interleaved schedule."""
+    buckets: int | None = None
     family: str = ""
     """The key in ``FAMILIES``; "" is the plain model with ``block``."""
     head_layers: float = 0.0
@@ -87,6 +88,8 @@ class Layout:
         vp = 2 if self.vp is None and self.schedule == "interleaved" else self.vp
         if vp is not None:
             parallel["vp"] = vp
+        if self.buckets is not None:
+            parallel["buckets"] = self.buckets
         settings = small_run(
             dtype, self.block, parallel, world_size=self.world_size, family=self.family
         )

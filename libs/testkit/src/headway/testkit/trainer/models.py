@@ -83,7 +83,7 @@ class Part:
             device=device,
         )
         self.flat = FlatChunk(
-            self.chunk.params,
+            self.chunk.buckets[0].params,
             dp_rank=0,
             dp_size=1,
             precision=self.precision,
@@ -108,7 +108,10 @@ class Part:
 
     def grads(self) -> dict[str, torch.Tensor]:
         """Copies of the local gradients by name."""
-        return {spec.name: self.flat.views(spec.name)[1].clone() for spec in self.chunk.params}
+        return {
+            spec.name: self.flat.views(spec.name)[1].clone()
+            for spec in self.chunk.buckets[0].params
+        }
 
 
 def cut(whole: torch.Tensor, spec: ParamSpec) -> torch.Tensor:

@@ -25,6 +25,7 @@ _NO_COLUMN = len(_COLUMNS)
 _COLUMN_OF = np.full(256, _NO_COLUMN, np.int64)
 for _column, _kinds in enumerate(_COLUMNS):
     _COLUMN_OF[[int(kind) for kind in _kinds]] = _column
+_OF_REPLICAS = (int(Kind.ALL_GATHER), int(Kind.REDUCE_SCATTER))
 _LINES = 1 << 8
 """More than a group table has lines."""
 
@@ -45,7 +46,8 @@ def sums_of(
         return []
     inside, spent_ns, owner = _inside(records, steps)
     is_wait = records["flags"][inside] & WAITING > 0
-    times_us = _times_ns(records["kind"][inside], is_wait, spent_ns, owner, len(steps)) // 1000
+    kinds, nested = records["kind"][inside], _nested(records, inside, spent_ns)
+    times_us = _times_ns(kinds, is_wait, spent_ns - nested, owner, len(steps)) // 1000
     entered_ns = records["start_ns"][inside].astype(np.int64)
     entered_ns -= steps["start_ns"].astype(np.int64)[owner]
     groups = _groups(records, inside, entered_ns, spent_ns * is_wait, owner)
@@ -102,6 +104,24 @@ def _times_ns(
     width = _NO_COLUMN + 1
     totals = np.bincount(owner * width + column, spent_ns, count * width)
     return totals.astype(np.int64).reshape(count, width)
+
+
+def _nested(records: npt.NDArray[Any], inside: Ints, spent_ns: Ints) -> Ints:
+    """For each pass, how long it waited for parameters or gradients before it had ended.
+
+    A pass waits for those of its later layers only when it gets there.
+    """
+    kinds, start_ns = records["kind"][inside], records["start_ns"][inside].astype(np.int64)
+    is_wait = records["flags"][inside] & WAITING > 0
+    is_pass = (_COLUMN_OF[kinds] == 0) & ~is_wait
+    passes = np.flatnonzero(is_pass)
+    waits = np.flatnonzero(is_wait & np.isin(kinds, _OF_REPLICAS))
+    found = np.zeros_like(spent_ns)
+    place = np.searchsorted(passes, waits) - 1  # a record is behind those that it lies in
+    waits, place = waits[place >= 0], passes[place[place >= 0]]
+    is_within = start_ns[waits] < start_ns[place] + spent_ns[place]
+    np.add.at(found, place[is_within], spent_ns[waits[is_within]])
+    return found
 
 
 def _groups(

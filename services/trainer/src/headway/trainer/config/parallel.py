@@ -24,12 +24,19 @@ class ParallelConfig:
     """Model chunks per pipeline rank: above 1 with the interleaved schedule, or with 1f1b at pp 1,
     where they are the buckets of data parallelism. None means 4 buckets if pp is 1 and dp is not
     (at most one per layer), else 1."""
+    buckets: int | None = None
+    """Buckets of whole layers into which a chunk's parameters and gradients are cut, each of which
+    is gathered and reduced by itself, under the computation of the others; at most one per layer.
+    None means 4 per pipeline rank if there are replicas and stages, else 1. Other bits if dp > 2,
+    where the order of sums depends on them."""
     schedule: Literal["gpipe", "1f1b", "interleaved", "zb-h1"] = "1f1b"
     """Order of a pipeline rank's forward and backward passes."""
     overlap_grad_reduce: bool = True
-    """Start a chunk's gradient reduction at its last weight gradient; off waits for it at once."""
+    """Go on while a bucket's gradients are reduced, which starts behind the last of them; off waits
+    for each reduction at once. Same bits either way."""
     overlap_param_gather: bool = True
-    """Gather chunks while data loads; off waits for each gather at once. Same bits either way."""
+    """Gather parameters while data load and earlier buckets compute; off waits for each gather at
+    once. Same bits either way."""
     overlap_p2p: bool = True
     """Send in the background and post receives early; off waits for each message at once."""
     stage_layers: tuple[int, ...] = ()
@@ -44,12 +51,17 @@ class ParallelConfig:
 
     def __post_init__(self) -> None:
         within(self, "parallel", 0.0, math.inf, "head_layers")
-        at_least(self, "parallel", 1, "tp", "pp", "dp", "vp", "tp_pieces")
+        at_least(self, "parallel", 1, "tp", "pp", "dp", "vp", "buckets", "tp_pieces")
 
     @property
     def num_chunks(self) -> int:
         """Model chunks per pipeline rank."""
         return 1 if self.vp is None else self.vp
+
+    @property
+    def num_buckets(self) -> int:
+        """Buckets of each chunk that has as many layers."""
+        return 1 if self.buckets is None else self.buckets
 
     @property
     def grid(self) -> Grid:

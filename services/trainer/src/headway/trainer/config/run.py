@@ -45,6 +45,9 @@ class RunConfig:
         if self.parallel.vp is None:
             parallel = dataclasses.replace(self.parallel, vp=self._default_chunks())
             object.__setattr__(self, "parallel", parallel)
+        if self.parallel.buckets is None:
+            parallel = dataclasses.replace(self.parallel, buckets=self._default_buckets())
+            object.__setattr__(self, "parallel", parallel)
         self._check_world()
         self._check_schedule()
         self._check_batch()
@@ -98,6 +101,11 @@ class RunConfig:
         parallel = self.parallel
         overlaps = parallel.pp == 1 and parallel.dp > 1 and parallel.schedule == "1f1b"
         return min(BUCKETS, self.model.layers) if overlaps else 1
+
+    def _default_buckets(self) -> int:
+        parallel = self.parallel
+        overlaps = parallel.pp > 1 and parallel.dp > 1
+        return max(1, BUCKETS // parallel.num_chunks) if overlaps else 1
 
     def _check_world(self) -> None:
         world, ranks = self.parallel.world_size, self.launch.nodes * self.launch.ranks_per_node

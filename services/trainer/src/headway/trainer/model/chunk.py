@@ -12,13 +12,14 @@ import torch
 from headway.common.node.failpoints import failpoint
 from headway.trainer.config.architecture import Architecture
 from headway.trainer.model.block import Block
+from headway.trainer.model.buckets import Bucket, BucketComplete, BucketHook
 from headway.trainer.model.embedding import Embedding
 from headway.trainer.model.head import Head
 from headway.trainer.model.positions import Borders, Places
 from headway.trainer.model.tape import Tape
 from headway.trainer.parallel.tensor import TensorParallel
 from headway.trainer.state.flat import FlatChunk
-from headway.trainer.state.params import JoinedParameter, Parameter, ParamSpec, Precision
+from headway.trainer.state.params import JoinedParameter, Parameter, Precision
 
 
 class Forward:
@@ -46,8 +47,7 @@ class Chunk:
     """The layers of one pipeline stage on one tensor-parallel rank, without memory until ``bind``.
 
     ``borrowed`` is the table of a tied head that another rank owns (``parallel.tied``).
-    ``params`` lists its parameters in a fixed order: split ones first, then the replicated ones
-    (norms), so that the latter form one segment of the flat buffers.
+    ``buckets`` divides its layers; each bucket has flat buffers of its own.
     """
 
     def __init__(
@@ -60,6 +60,7 @@ class Chunk:
         places: Places,
         parameters: Mapping[str, Parameter],
         joined: Sequence[JoinedParameter],
+        buckets: Sequence[Bucket],
         borrowed: Parameter | None = None,
         tp: TensorParallel,
         precision: Precision,
@@ -68,10 +69,9 @@ class Chunk:
         self.model, self.embedding, self.blocks, self.head = model, embedding, blocks, head
         self.tp, self.precision, self.device = tp, precision, device
         self._places, self._parameters, self._joined = places, parameters, joined
-        specs = [parameter.spec for parameter in parameters.values()]
-        self.params: list[ParamSpec] = sorted(specs, key=lambda spec: spec.is_replicated)
+        self.buckets = buckets
         self._borrowed = borrowed
-        self._flat: FlatChunk | None = None
+        self._flats: Sequence[FlatChunk] = ()
 
     @property
     def is_first(self) -> bool:
@@ -88,13 +88,15 @@ class Chunk:
         """The embedding's, on the first stage."""
         return None if self.embedding is None else self.embedding.weight
 
-    def bind(self, flat: FlatChunk) -> None:
-        """Use parameters and gradients of ``flat``; to be repeated after each ``flat.renew()``."""
-        self._flat = flat
+    def bind(self, *flats: FlatChunk) -> None:
+        """Use the memory of ``flats``, one for each bucket; again after each ``flat.renew()``."""
+        self._flats = flats
+        home = {spec.name: number for number, one in enumerate(self.buckets) for spec in one.params}
         for name, parameter in self._parameters.items():
-            parameter.bind(*flat.views(name))
+            parameter.bind(*flats[home[name]].views(name))
         for wide in self._joined:
-            wide.bind(*flat.views(*(part.spec.name for part in wide.parts)))
+            names = [part.spec.name for part in wide.parts]
+            wide.bind(*flats[home[names[0]]].views(*names))
         if self._borrowed is not None:
             shape, device = self._borrowed.spec.shape, self.device
             self._borrowed.bind(
@@ -105,7 +107,7 @@ class Chunk:
     def unbind(self) -> None:
         """Release the flat memory, so that it is free before ``flat.renew`` takes other."""
         nothing = torch.empty(0, device=self.device)
-        self._flat = None
+        self._flats = ()
         for parameter in (*self._parameters.values(), *self._joined):
             parameter.bind(nothing, nothing)
         if self._borrowed is not None:
@@ -126,6 +128,7 @@ class Chunk:
         borders: Borders | None = None,
         loss_scale: float = 1.0,
         train: bool = True,
+        before_bucket: BucketHook = lambda _: None,
     ) -> Forward:
         """Run one micro-batch.
 
@@ -138,9 +141,10 @@ class Chunk:
             borders: where the documents of each sequence begin.
             loss_scale: the last stage's gradients are those of ``loss_scale * loss_sum``.
             train: False keeps nothing for a backward.
+            before_bucket: called before the first use of each bucket's parameters.
         """
         tape = Tape() if train else None
-        x = self._body(x, positions, borders, tape)
+        x = self._body(x, positions, borders, tape, before_bucket)
         if self.head is None:
             return Forward(x, tape)
         if labels is None or mask is None:
@@ -159,7 +163,12 @@ class Chunk:
 
     @torch.no_grad()
     def backward(
-        self, fwd: Forward, grad_output: torch.Tensor | None = None, *, weight: bool = True
+        self,
+        fwd: Forward,
+        grad_output: torch.Tensor | None = None,
+        *,
+        weight: bool = True,
+        after_bucket: BucketHook | None = None,
     ) -> torch.Tensor | None:
         """Gradient of the input of ``fwd``, None on the first stage; once per ``fwd``.
 
@@ -167,6 +176,8 @@ class Chunk:
             grad_output: gradient of ``fwd.output``, kept, not copied; None on the last stage, whose
                 forward has computed the gradient of the loss already.
             weight: False leaves weight gradients to ``backward_weight``; the bits are the same.
+            after_bucket: called behind the last weight gradient of each bucket but the first, the
+                last bucket first; from ``backward_weight`` if they are left to it.
         """
         tape = _training_tape(fwd)
         tape.deferred = not weight
@@ -175,8 +186,11 @@ class Chunk:
         else:
             assert grad_output is not None
             grad = grad_output
-        for block in reversed(self.blocks):
-            grad = block.backward(grad, tape)
+        for number, bucket in reversed(list(enumerate(self.buckets))):
+            for place in reversed(bucket.blocks):
+                grad = self.blocks[place].backward(grad, tape)
+            if number and after_bucket is not None:
+                tape.queue(BucketComplete(after_bucket, number))
         if self.embedding is not None:
             self.embedding.backward(grad, tape)
         tape.flush()
@@ -188,16 +202,16 @@ class Chunk:
         _training_tape(fwd).finish()
 
     @torch.no_grad()
-    def finish_grads(self) -> None:
-        """Sum the gradients of replicated parameters over tp.
+    def finish_grads(self, bucket: int) -> None:
+        """Sum the gradients of a bucket's replicated parameters over tp.
 
         It is called once per step, after the last weight gradient. Under sequence parallelism each
         rank's norms processed only its piece of the sequence.
         """
-        assert self._flat is not None
-        start, stop = self._flat.replicated
+        flat = self._flats[bucket]
+        start, stop = flat.replicated
         if self.tp.size > 1 and start < stop:
-            self.tp.comm.all_reduce(self._flat.grads[start:stop]).wait()
+            self.tp.comm.all_reduce(flat.grads[start:stop]).wait()
 
     def _body(
         self,
@@ -205,14 +219,17 @@ class Chunk:
         positions: torch.Tensor | None,
         borders: Borders | None,
         tape: Tape | None,
+        before_bucket: BucketHook = lambda _: None,
     ) -> torch.Tensor:
         length = x.shape[1] if self.embedding is not None else x.shape[0] * self.tp.size
         at = self._places.of(length, positions, borders)
-        if self.embedding is not None:
-            x = self.embedding.forward(x, at, tape)
-        for block in self.blocks:
-            failpoint("worker.in_layer")
-            x = block.forward(x, at, tape)
+        for number, bucket in enumerate(self.buckets):
+            before_bucket(number)
+            if number == 0 and self.embedding is not None:
+                x = self.embedding.forward(x, at, tape)
+            for place in bucket.blocks:
+                failpoint("worker.in_layer")
+                x = self.blocks[place].forward(x, at, tape)
         return x
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from dataclasses import dataclass
 
 import torch
@@ -15,6 +16,7 @@ from headway.trainer.model.block import (
     SerialBlock,
     TwoNormBlock,
 )
+from headway.trainer.model.buckets import cut
 from headway.trainer.model.chunk import Chunk
 from headway.trainer.model.embedding import Embedding
 from headway.trainer.model.head import Head
@@ -55,10 +57,12 @@ def build_chunk(
     recompute: Recompute = Recompute(),
     compile_kernels: bool = False,
     table: Parameter | None = None,
+    num_buckets: int = 1,
 ) -> Chunk:
     """Layers ``layers`` of ``model``, with the embedding if first and the head if last.
 
-    ``table``: the embedding's, for the head of a tied model that is not in the first chunk.
+    They are cut into ``num_buckets`` buckets, or into as many as there are layers, if those are
+    fewer. ``table``: the embedding's, for the head of a tied model that is not in the first chunk.
 
     Raises:
         RefusedError: the user's own block cannot be used.
@@ -72,8 +76,15 @@ def build_chunk(
         device=device,
     )
     embedding = make.embedding() if is_first else None
-    blocks = [make.block(index, recompute.of(index)) for index in layers]
+    blocks, end_of_block = [], []
+    for index in layers:
+        blocks.append(make.block(index, recompute.of(index)))
+        end_of_block.append(len(make.params.found))
     head = make.head(embedding.weight if embedding is not None else table) if is_last else None
+    block_of = {
+        parameter.spec: min(bisect_right(end_of_block, place), max(0, len(blocks) - 1))
+        for place, parameter in enumerate(make.params.found.values())
+    }
     return Chunk(
         model.architecture,
         embedding=embedding,
@@ -82,6 +93,7 @@ def build_chunk(
         places=Places(model.architecture, precision.master_dtype, device),
         parameters=make.params.found,
         joined=make.params.joined,
+        buckets=cut(block_of, len(blocks), num_buckets),
         borrowed=make.borrowed,
         tp=tp,
         precision=precision,

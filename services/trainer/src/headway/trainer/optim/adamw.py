@@ -10,7 +10,7 @@ from typing import ClassVar
 
 import torch
 from headway.trainer.config import OptimConfig
-from headway.trainer.optim.base import AfterChunk, blocks
+from headway.trainer.optim.base import AfterBucket, blocks
 from headway.trainer.state.flat import FlatChunk
 from torch.optim.adamw import adamw
 
@@ -31,17 +31,17 @@ class AdamW:
         updates: int,
         grad_scale: float = 1.0,
         *,
-        after_chunk: AfterChunk = lambda _: None,
+        after_bucket: AfterBucket = lambda _: None,
     ) -> None:
         """See ``Optimizer``."""
-        for chunk, flat in enumerate(flats):
+        for bucket, flat in enumerate(flats):
             # filled by a kernel: torch.tensor would copy from pageable memory, and wait for it
             count = torch.full((), float(updates), device=flat.device)
             inverse = _inverse_scale(flat, grad_scale)
             for where, decays in blocks(flat):
                 decay = self.config.weight_decay if decays else 0.0
                 self._update(flat, where, lr, decay, count, inverse)
-            after_chunk(chunk)
+            after_bucket(bucket)
 
     def _update(
         self,

@@ -12,8 +12,8 @@ SumPieces = Callable[[torch.Tensor], object]
 """Adds a small fp64 tensor, in place, over the ranks that hold pieces of the same parameters: those
 of tp and dp. All of them call it together and get the same bits."""
 
-AfterChunk = Callable[[int], object]
-"""Called with the number of each chunk when its update is complete."""
+AfterBucket = Callable[[int], object]
+"""Called with the number of each bucket when its update is complete."""
 
 BLOCK_ELEMENTS = 1 << 17
 """Elements updated and cast together on a CPU: their 2.5 MiB are still in a cache when the cast
@@ -36,9 +36,9 @@ class Optimizer(Protocol):
         updates: int,
         grad_scale: float = 1.0,
         *,
-        after_chunk: AfterChunk = lambda _: None,
+        after_bucket: AfterBucket = lambda _: None,
     ) -> None:
-        """Update the weights and moments of all chunks from their gradients.
+        """Update the weights and moments of all buckets from their gradients.
 
         ``master`` and the moments are updated from ``grad_shard``, which is overwritten, and
         ``param_shard`` from ``master``.

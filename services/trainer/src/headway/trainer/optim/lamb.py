@@ -21,7 +21,7 @@ from typing import ClassVar
 
 import torch
 from headway.trainer.config import OptimConfig
-from headway.trainer.optim.base import AfterChunk, SumPieces, blocks
+from headway.trainer.optim.base import AfterBucket, SumPieces, blocks
 from headway.trainer.state.flat import FlatChunk, Placed, square_sum
 
 GPU_ELEMENTS = 1 << 24
@@ -49,7 +49,7 @@ class Lamb:
         updates: int,
         grad_scale: float = 1.0,
         *,
-        after_chunk: AfterChunk = lambda _: None,
+        after_bucket: AfterBucket = lambda _: None,
     ) -> None:
         """See ``Optimizer``."""
         for flat in flats:
@@ -57,7 +57,7 @@ class Lamb:
                 decay = self.config.weight_decay if decays else 0.0
                 self._direct(flat, where, updates + 1, grad_scale, decay)
         ratios = self._trust_ratios(flats)
-        for chunk, flat in enumerate(flats):
+        for bucket, flat in enumerate(flats):
             for place, low, high in flat.owned():
                 where = slice(low - flat.start, high - flat.start)
                 update = flat.grad_shard[where]
@@ -65,7 +65,7 @@ class Lamb:
                     update.mul_(ratios[place.spec.name])
                 flat.master[where].sub_(update, alpha=lr)
                 flat.param_shard[where].copy_(flat.master[where])
-            after_chunk(chunk)
+            after_bucket(bucket)
 
     def _direct(
         self, flat: FlatChunk, where: slice, count: int, grad_scale: float, decay: float

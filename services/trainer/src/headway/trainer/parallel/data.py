@@ -1,6 +1,6 @@
 """Data parallelism over flat buffers.
 
-Chunks are gathered before use and reduced after their gradients.
+Buckets are gathered before use and reduced after their gradients.
 
 The switches decide when a ticket is waited for, never which collectives are issued or in which
 order: if one is off, the same call is waited for at once.
@@ -19,85 +19,92 @@ from headway.trainer.state.flat import FlatChunk
 
 
 class DataParallel:
-    """The collectives of one generation over ``flats``, the chunks of this rank."""
+    """The collectives of one generation over ``flats``, the buckets of this rank's chunks.
+
+    ``chunks`` has the chunk of each. A bucket's number counts over all chunks.
+    """
 
     def __init__(
         self,
         flats: Sequence[FlatChunk],
+        chunks: Sequence[int],
         comm: Comm,
         recorder: Recorder,
         *,
         overlap_gather: bool,
         overlap_reduce: bool,
     ) -> None:
-        self._flats, self._comm, self._recorder = flats, comm, recorder
+        self._flats, self._chunks = flats, chunks
+        self._comm, self._recorder = comm, recorder
         self._overlap_gather, self._overlap_reduce = overlap_gather, overlap_reduce
         self._gathers: dict[int, Ticket] = {}
         self._reduces: dict[int, Ticket] = {}
         self._complete: set[int] = set()
 
-    def gather(self, chunk: int, step: int) -> None:
-        """Issue the all-gather of ``chunk``'s parameters.
+    def gather(self, bucket: int, step: int) -> None:
+        """Issue the all-gather of ``bucket``'s parameters.
 
         The optimizer or ``load`` has converted them from the master weights.
 
         It is skipped if ``gather_all`` has just issued it: the master weights do not change until
         the optimizer of this step, and all ranks evaluate before the same steps.
         """
-        if chunk in self._complete:
-            self._complete.remove(chunk)
+        if bucket in self._complete:
+            self._complete.remove(bucket)
             return
-        flat = self._flats[chunk]
+        flat = self._flats[bucket]
         with self._recorder.record(
-            Kind.ALL_GATHER, step=step, chunk=chunk, nbytes=flat.params.nbytes
+            Kind.ALL_GATHER, step=step, chunk=self._chunks[bucket], nbytes=flat.params.nbytes
         ) as sequence:
             ticket = self._comm.all_gather(flat.params, flat.param_shard)
             self._recorder.name(sequence, ticket.collective)
-        self._gathers[chunk] = ticket
+        self._gathers[bucket] = ticket
         if not self._overlap_gather:
-            self.ready(chunk, step)
+            self.ready(bucket, step)
 
-    def ready(self, chunk: int, step: int) -> None:
-        """Wait until ``chunk``'s parameters are complete, unless that was done."""
-        ticket = self._gathers.pop(chunk, None)
+    def ready(self, bucket: int, step: int) -> None:
+        """Wait until ``bucket``'s parameters are complete, unless that was done."""
+        ticket = self._gathers.pop(bucket, None)
         if ticket is not None:
-            self._wait(Kind.ALL_GATHER, chunk, step, ticket)
+            self._wait(Kind.ALL_GATHER, bucket, step, ticket)
 
     def gather_all(self, step: int) -> None:
-        """Gather the parameters of all chunks, for a pass outside of a training step."""
-        for chunk in range(len(self._flats)):
-            self.gather(chunk, step)
-        for chunk in range(len(self._flats)):
-            self.ready(chunk, step)
-            self._complete.add(chunk)
+        """Gather the parameters of all buckets, for a pass outside of a training step."""
+        for bucket in range(len(self._flats)):
+            self.gather(bucket, step)
+        for bucket in range(len(self._flats)):
+            self.ready(bucket, step)
+            self._complete.add(bucket)
 
-    def reduce(self, chunk: int, step: int) -> None:
-        """Issue the reduce-scatter of ``chunk``'s gradients into its shard."""
-        flat = self._flats[chunk]
+    def reduce(self, bucket: int, step: int) -> None:
+        """Issue the reduce-scatter of ``bucket``'s gradients into its shard."""
+        flat = self._flats[bucket]
         failpoint("worker.before_collective", step=step)
         grads, shard = flat.grads, flat.grad_shard
         damage = damage_at("worker.reduce", step=step)
         if damage == "mismatch":
             grads, shard = grads[: -self._comm.size], shard[:-1]
         with self._recorder.record(
-            Kind.REDUCE_SCATTER, step=step, chunk=chunk, nbytes=grads.nbytes
+            Kind.REDUCE_SCATTER, step=step, chunk=self._chunks[bucket], nbytes=grads.nbytes
         ) as sequence:
             is_skipped = damage == "skip"
             ticket = Done() if is_skipped else self._comm.reduce_scatter(shard, grads)
             self._recorder.name(sequence, ticket.collective)
-        self._reduces[chunk] = ticket
+        self._reduces[bucket] = ticket
         if not self._overlap_reduce:
-            self._wait_reduce(chunk, step)
+            self._wait_reduce(bucket, step)
 
     def finish(self, step: int) -> None:
         """Wait for every reduction of the step."""
-        for chunk in list(self._reduces):
-            self._wait_reduce(chunk, step)
+        for bucket in list(self._reduces):
+            self._wait_reduce(bucket, step)
 
-    def _wait_reduce(self, chunk: int, step: int) -> None:
-        self._wait(Kind.REDUCE_SCATTER, chunk, step, self._reduces.pop(chunk))
+    def _wait_reduce(self, bucket: int, step: int) -> None:
+        self._wait(Kind.REDUCE_SCATTER, bucket, step, self._reduces.pop(bucket))
 
-    def _wait(self, kind: Kind, chunk: int, step: int, ticket: Ticket) -> None:
+    def _wait(self, kind: Kind, bucket: int, step: int, ticket: Ticket) -> None:
         name = ticket.collective
-        with self._recorder.record(kind, step=step, chunk=chunk, flags=WAITING, collective=name):
+        with self._recorder.record(
+            kind, step=step, chunk=self._chunks[bucket], flags=WAITING, collective=name
+        ):
             ticket.wait()

@@ -18,6 +18,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
+from functools import partial
 from typing import TypeAlias
 
 import torch
@@ -38,7 +39,11 @@ MAX_UNFINISHED_SENDS = 4
 """Unfinished sends allowed per direction, each of which keeps its tensor: as many as the peer has
 receives posted, so that a rank waits only when it is further ahead than the peer's receives."""
 
+_WEIGHT_GRADIENTS = (Kind.BACKWARD, Kind.BACKWARD_WEIGHT)
+
 Handler: TypeAlias = "Callable[[Pipeline, Action], None]"
+BucketHandler: TypeAlias = Callable[[int, int], None]
+"""Called with a chunk and the number of a bucket in it."""
 
 
 class Pipeline:
@@ -52,7 +57,10 @@ class Pipeline:
 
     Args:
         handlers: a function for each kind that is neither a computation nor a message.
-        before_compute: called with the chunk before each of its computations.
+        before_bucket: called with chunk and bucket before the bucket's parameters are used.
+        after_bucket: called with chunk and bucket behind its last weight gradient of the pass, for
+        all buckets of a chunk but the first, which the action behind the chunk's last backward
+        stands for.
         check: raises ``Aborted`` when the generation was fenced; called between actions.
     """
 
@@ -70,12 +78,15 @@ class Pipeline:
         overlap: bool,
         handlers: Mapping[Kind, Handler],
         check: Callable[[], None],
-        before_compute: Callable[[int], None],
+        before_bucket: BucketHandler,
+        after_bucket: BucketHandler | None = None,
     ) -> None:
         self._actions, self._chunks, self._pipe, self._recorder = actions, chunks, pipe, recorder
         self._step, self._size, self._loss_scale = step, micro_batch_size, loss_scale
         self._train, self._overlap = train, overlap
-        self._check, self._before_compute = check, before_compute
+        self._check, self._before_bucket, self._after_bucket = check, before_bucket, after_bucket
+        self._last = {a.chunk: a.micro_batch for a in actions if a.kind in _WEIGHT_GRADIENTS}
+        """By chunk, the micro-batch whose weight gradients are added last."""
         self._handlers = _HANDLERS | dict(handlers)
         self._to_post = deque(action for action in actions if action.kind in RECEIVES)
         self._num_open = self._num_posted = self._num_reached = 0  # receives
@@ -108,7 +119,7 @@ class Pipeline:
         batch = self.batches[action.micro_batch] if self.batches else MicroBatch()
         x = batch.tokens if chunk.is_first else self._take(Kind.RECV_FORWARD, action)
         assert x is not None
-        self._before_compute(action.chunk)
+        self._before_bucket(action.chunk, 0)  # a wait for it is not time of the forward
         failpoint("worker.in_forward", step=self._step, micro_batch=action.micro_batch)
         with self._record(action):
             forward = chunk.forward(
@@ -118,6 +129,7 @@ class Pipeline:
                 borders=batch.borders,
                 loss_scale=self._loss_scale,
                 train=self._train,
+                before_bucket=partial(self._before_bucket, action.chunk),
             )
         output = forward.take_output()
         if chunk.is_last:
@@ -130,10 +142,13 @@ class Pipeline:
     def _backward(self, action: Action) -> None:
         chunk, key = self._chunks[action.chunk], (action.chunk, action.micro_batch)
         grad_output = None if chunk.is_last else self._take(Kind.RECV_BACKWARD, action)
-        whole = action.kind is Kind.BACKWARD
-        self._before_compute(action.chunk)
+        whole, after_bucket = action.kind is Kind.BACKWARD, None
+        if self._after_bucket is not None and self._last[action.chunk] == action.micro_batch:
+            after_bucket = partial(self._after_bucket, action.chunk)
         with self._record(action):
-            grad = chunk.backward(self._forwards[key], grad_output, weight=whole)
+            grad = chunk.backward(
+                self._forwards[key], grad_output, weight=whole, after_bucket=after_bucket
+            )
         if grad is not None:
             self._hand_on(action, Kind.RECV_BACKWARD, grad)
         if whole:

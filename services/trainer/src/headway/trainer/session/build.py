@@ -16,7 +16,7 @@ from headway.trainer.state.params import Precision
 def build_model(
     config: RunConfig, place: Coordinates, tp: TensorParallel, device: torch.device
 ) -> tuple[list[Chunk], list[FlatChunk]]:
-    """The chunks of the rank at ``place`` and the memory that each is bound to, in order.
+    """The chunks of the rank at ``place`` and the memory of all their buckets, in order.
 
     Chunk ``c`` of pipeline rank ``r`` is virtual stage ``c * pp + r``. Nothing is initialised:
     weights come from a restore.
@@ -39,16 +39,20 @@ def build_model(
             recompute=Recompute(train.recompute, train.recompute_layers),
             compile_kernels=train.compile,
             table=chunks[0].table if chunks else None,
+            num_buckets=config.parallel.num_buckets,
         )
-        flat = FlatChunk(
-            chunk.params,
-            dp_rank=place.dp,
-            dp_size=grid.dp,
-            precision=precision,
-            moments=moments(config.optim),
-            device=device,
-        )
-        chunk.bind(flat)
+        memory = [
+            FlatChunk(
+                bucket.params,
+                dp_rank=place.dp,
+                dp_size=grid.dp,
+                precision=precision,
+                moments=moments(config.optim),
+                device=device,
+            )
+            for bucket in chunk.buckets
+        ]
+        chunk.bind(*memory)
         chunks.append(chunk)
-        flats.append(flat)
+        flats += memory
     return chunks, flats

@@ -34,6 +34,7 @@ class StepContext:
     rank: int
     chunks: Sequence[Chunk]
     flats: Sequence[FlatChunk]
+    """The memory of all buckets of the chunks, in order."""
     tp: TensorParallel
     groups: Groups
     snapshots: Snapshots
@@ -47,6 +48,11 @@ class StepContext:
     def place(self) -> Coordinates:
         """The rank's coordinates."""
         return self.config.parallel.grid.coordinates(self.rank)
+
+    def buckets_of(self, chunk: int) -> range:
+        """The places of a chunk's buckets in ``flats``."""
+        first = sum(len(one.buckets) for one in self.chunks[:chunk])
+        return range(first, first + len(self.chunks[chunk].buckets))
 
     def take_batches(self, reader: BatchReader, start: int, count: int) -> list[MicroBatch]:
         """This replica's next ``count`` micro-batches from global sample ``start`` on.
@@ -62,10 +68,11 @@ class StepContext:
         return reader.take(count, first, dp * size, lambda: channels.aborted)
 
     def data_parallel(self) -> DataParallel:
-        """The collectives over the chunks, with the switches of the configuration."""
+        """The collectives over the buckets, with the switches of the configuration."""
         parallel = self.config.parallel
         return DataParallel(
             self.flats,
+            [number for number, chunk in enumerate(self.chunks) for _ in chunk.buckets],
             self.groups["dp"],
             self.recorder,
             overlap_gather=parallel.overlap_param_gather,

@@ -51,7 +51,7 @@ class Evaluation:
                 overlap=config.parallel.overlap_p2p,
                 handlers={Kind.DATA: data},
                 check=context.groups.channels.check,
-                before_compute=context.tied.ready,  # everything is gathered
+                before_bucket=lambda chunk, _: context.tied.ready(chunk),  # everything is gathered
             )
             pipeline.run()
             context.tied.finish()

@@ -65,7 +65,7 @@ def find_origin(
             step,
             done.batches,
             make_pass,
-            after_chunk=lambda chunk: search.look_at_gradients(chunk, step),
+            after_bucket=lambda chunk, bucket: search.look_at_gradients(chunk, bucket, step),
         )
     return search.agree(step)
 
@@ -117,14 +117,16 @@ class _Search:
                     what = f"the gradient of {place.spec.name}"
                     self._note(Sign.SUM_ONCE, self._backward(place.spec.name), what, ranks)
 
-    def look_at_gradients(self, chunk: int, step: int) -> None:
-        """This rank's own gradients of ``chunk``, then with those that tp and tied heads add."""
-        context, flat = self._context, self._context.flats[chunk]
-        self._spoiler.spoil(flat, chunk, step)
+    def look_at_gradients(self, chunk: int, bucket: int, step: int) -> None:
+        """This rank's own gradients of a bucket, then with those that tp and tied heads add."""
+        context, place = self._context, self._context.buckets_of(chunk)[bucket]
+        flat = context.flats[place]
+        self._spoiler.spoil(flat, place, step)
         for name in _unsound(flat, flat.grads):
             self._note(Sign.GRADIENT, self._backward(name), f"the gradient of {name}")
-        context.chunks[chunk].finish_grads()
-        context.tied.reduce(chunk)
+        context.chunks[chunk].finish_grads(bucket)
+        if bucket == 0:
+            context.tied.reduce(chunk)
         for name in _unsound(flat, flat.grads):
             what = f"the gradient of {name}"
             self._note(Sign.GRADIENT, _LATER + self._backward(name), what, self._shard)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 
-from headway.common.plan.schedule.actions import Kind
+from headway.common.plan.schedule.actions import Action, Kind
 from headway.trainer.data.batches import MicroBatch
-from headway.trainer.pipeline.executor import Handler, Pipeline
+from headway.trainer.pipeline.executor import BucketHandler, Handler, Pipeline
 from headway.trainer.session.context import StepContext
 
 MakePass = Callable[[Mapping[Kind, Handler]], Pipeline]
@@ -17,12 +17,13 @@ def repeat_pass(
     step: int,
     batches: Sequence[MicroBatch],
     make_pass: MakePass,
-    after_chunk: Callable[[int], None],
+    after_bucket: BucketHandler,
 ) -> Pipeline:
     """Run the schedule on ``batches``, on all ranks together; returns the pass that is done.
 
-    The parameters must be complete. ``after_chunk`` is called with each chunk whose gradients are
-    those of this rank alone then; whatever is to be added to them, it adds.
+    The parameters must be complete. ``after_bucket`` is called with each chunk and bucket, in the
+    order in which a step reduces them, when its gradients are those of this rank alone; whatever is
+    to be added to them, it adds.
 
     Raises:
         Aborted: the generation was fenced. RuntimeError: a peer failed.
@@ -37,10 +38,14 @@ def repeat_pass(
     def nothing(*_: object) -> None:
         """The parameters are complete, and the state stays as it is."""
 
+    def complete(_: object, action: Action) -> None:
+        for bucket in reversed(range(len(context.chunks[action.chunk].buckets))):
+            after_bucket(action.chunk, bucket)
+
     handlers: dict[Kind, Handler] = {
         Kind.DATA: give_batches,
         Kind.ALL_GATHER: nothing,
-        Kind.REDUCE_SCATTER: lambda _, action: after_chunk(action.chunk),
+        Kind.REDUCE_SCATTER: complete,
         Kind.NORM: lambda *_: context.tied.finish(),
         Kind.OPTIMIZER: nothing,
         Kind.SNAPSHOT: nothing,

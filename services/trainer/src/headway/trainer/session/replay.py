@@ -60,9 +60,9 @@ class Replays:
         self._noted, self._names = [[], []], []
         self._compute(1, step, batches, make_pass)
 
-    def note(self, chunk: int, number: int = 0) -> None:
-        """Take the digests of a chunk's gradients, before anything is added to them."""
-        for name, gradient in self._gradients(chunk):
+    def note(self, chunk: int, bucket: int, number: int = 0) -> None:
+        """Take the digests of a bucket's gradients, before anything is added to them."""
+        for name, gradient in self._gradients(chunk, bucket):
             if number == 1:
                 self._names.append(name)
             self._noted[number].append(digest_of(gradient))
@@ -149,7 +149,11 @@ class Replays:
         """Do pass ``number``, which is on the micro-batches of another replica."""
         others = [self._of_other(number, step, batch) for batch in batches]
         repeat_pass(
-            self._context, step, others, make_pass, after_chunk=lambda c: self.note(c, number)
+            self._context,
+            step,
+            others,
+            make_pass,
+            after_bucket=lambda chunk, bucket: self.note(chunk, bucket, number),
         )
 
     def _of_other(self, number: int, step: int, batch: MicroBatch) -> MicroBatch:
@@ -167,11 +171,11 @@ class Replays:
         rows = self._gathered(step, mine.reshape(-1)).view(self._dp.size, *mine.shape)
         return rows[(self._dp.rank + number) % self._dp.size].clone()  # and free the others
 
-    def _gradients(self, chunk: int) -> list[tuple[str, torch.Tensor]]:
-        """Those of each parameter."""
-        flat = self._context.flats[chunk]
+    def _gradients(self, chunk: int, bucket: int) -> list[tuple[str, torch.Tensor]]:
+        """Those of each parameter, and with the first bucket the tied table's."""
+        flat = self._context.flats[self._context.buckets_of(chunk)[bucket]]
         found = [(one.spec.name, flat.grads[one.start : one.stop]) for one in flat.placed]
-        apart = self._context.tied.apart(chunk)
+        apart = None if bucket else self._context.tied.apart(chunk)
         return found if apart is None else [*found, ("the tied table", apart)]
 
     def _rows(self, step: int) -> list[Row]:

@@ -147,10 +147,13 @@ class Session:
         with self._recorder.record(Kind.RESTORE, step=step):
             if self._is_used:
                 settle(self.device)
-                for chunk, flat in zip(self.chunks, self.flats, strict=True):
+                flats = iter(self.flats)
+                for chunk in self.chunks:
                     chunk.unbind()
-                    flat.renew()  # an abandoned operation may still write to the old buffers
-                    chunk.bind(flat)
+                    memory = [next(flats) for _ in chunk.buckets]
+                    for flat in memory:
+                        flat.renew()  # an abandoned operation may still write to the old buffers
+                    chunk.bind(*memory)
             self._is_used = True
             if self._rehearses:  # leaves garbage, so before the state
                 from headway.trainer.session.rehearsal import rehearse_step

@@ -19,7 +19,7 @@ from headway.trainer.data.batches import BatchReader, MicroBatch
 from headway.trainer.optim.choice import make_optimizer
 from headway.trainer.optim.schedule import clip_scale, learning_rate
 from headway.trainer.parallel.data import DataParallel
-from headway.trainer.pipeline.executor import Handler, Pipeline
+from headway.trainer.pipeline.executor import BucketHandler, Handler, Pipeline
 from headway.trainer.pipeline.schedules import training_schedule
 from headway.trainer.session.commands import ControlLoop
 from headway.trainer.session.commits import Commits
@@ -75,7 +75,11 @@ class TrainStep:
                 for flat in self._context.flats:
                     flat.zero_grads()
                 self._context.tied.begin(step)
-                self._pass(totals, self._handlers(totals)).run()
+                self._pass(
+                    totals,
+                    self._handlers(totals),
+                    lambda chunk, bucket: self._reduce(chunk, bucket, step),
+                ).run()
             finally:
                 self._context.tp.record(None)
         return StepResult(
@@ -105,14 +109,19 @@ class TrainStep:
         step = totals.step
         return {
             Kind.DATA: lambda pipeline, _: self._give_batches(pipeline, totals),
-            Kind.ALL_GATHER: lambda _, action: self._data.gather(action.chunk, step),
-            Kind.REDUCE_SCATTER: lambda _, action: self._reduce(action.chunk, step),
+            Kind.ALL_GATHER: lambda _, action: self._gather(action.chunk, step),
+            Kind.REDUCE_SCATTER: lambda _, action: self._reduce(action.chunk, 0, step),
             Kind.NORM: lambda pipeline, _: self._norm(totals, pipeline.loss_sum),
             Kind.OPTIMIZER: lambda pipeline, _: self._optimize(totals, pipeline),
             Kind.SNAPSHOT: lambda *_: self._end(totals),
         }
 
-    def _pass(self, totals: _StepTotals, handlers: Mapping[Kind, Handler]) -> Pipeline:
+    def _pass(
+        self,
+        totals: _StepTotals,
+        handlers: Mapping[Kind, Handler],
+        after_bucket: BucketHandler | None = None,
+    ) -> Pipeline:
         """One pass over the schedule."""
         context, config, step = self._context, self._context.config, totals.step
         return Pipeline(
@@ -127,7 +136,8 @@ class TrainStep:
             overlap=config.parallel.overlap_p2p,
             handlers=handlers,
             check=context.groups.channels.check,
-            before_compute=lambda chunk: self._ready(chunk, step),
+            before_bucket=lambda chunk, bucket: self._ready(chunk, bucket, step),
+            after_bucket=after_bucket,
         )
 
     def _actions(self, batch_size: int) -> Sequence[Action]:
@@ -165,34 +175,40 @@ class TrainStep:
     def _compute_again(self, totals: _StepTotals) -> torch.Tensor:
         """Find out whose gradients are wrong and make those of the step anew; returns its loss."""
         step, batches = totals.step, totals.batches
-        for chunk, flat in enumerate(self._context.flats):  # a copy may be what is wrong
+        for bucket, flat in enumerate(self._context.flats):  # a copy may be what is wrong
             flat.cast_shard_to_params()
-            self._data.gather(chunk, step)
-            self._data.ready(chunk, step)
+            self._data.gather(bucket, step)
+            self._data.ready(bucket, step)
         totals.corrupt = self._replays.find(step, batches, lambda made: self._pass(totals, made))
         again = repeat_pass(
             self._context,
             step,
             batches,
             lambda made: self._pass(totals, made),
-            after_chunk=lambda chunk: self._reduce(chunk, step),
+            after_bucket=lambda chunk, bucket: self._reduce(chunk, bucket, step),
         )
         self._data.finish(step)
         return again.loss_sum
 
-    def _ready(self, chunk: int, step: int) -> None:
-        self._data.ready(chunk, step)
+    def _gather(self, chunk: int, step: int) -> None:
+        for bucket in self._context.buckets_of(chunk):
+            self._data.gather(bucket, step)
+
+    def _ready(self, chunk: int, bucket: int, step: int) -> None:
+        self._data.ready(self._context.buckets_of(chunk)[bucket], step)
         self._context.tied.ready(chunk)
 
-    def _reduce(self, chunk: int, step: int) -> None:
-        replays, flat = self._replays, self._context.flats[chunk]
+    def _reduce(self, chunk: int, bucket: int, step: int) -> None:
+        """Start the reduction of a bucket's gradients, which are complete on this rank."""
+        replays, place = self._replays, self._context.buckets_of(chunk)[bucket]
         is_compared = replays.is_due(step) or not replays.are_on
-        self._spoiler.spoil(flat, chunk, step, is_compared=is_compared)
+        self._spoiler.spoil(self._context.flats[place], place, step, is_compared=is_compared)
         if replays.is_due(step):
-            replays.note(chunk)
-        self._context.chunks[chunk].finish_grads()
-        self._context.tied.reduce(chunk)
-        self._data.reduce(chunk, step)
+            replays.note(chunk, bucket)
+        self._context.chunks[chunk].finish_grads(bucket)
+        if bucket == 0:
+            self._context.tied.reduce(chunk)
+        self._data.reduce(place, step)
 
     def _norm(self, totals: _StepTotals, loss_sum: torch.Tensor) -> None:
         """Make the two all-reduces of a step: the sums for its norm and loss, and the agreement.
@@ -248,8 +264,8 @@ class TrainStep:
                 totals.lr,
                 updates,
                 totals.grad_scale,
-                after_chunk=lambda chunk: failpoint(
-                    "worker.mid_optimizer", step=totals.step, chunk=chunk
+                after_bucket=lambda bucket: failpoint(
+                    "worker.mid_optimizer", step=totals.step, bucket=bucket
                 ),
             )
 
