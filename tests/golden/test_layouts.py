@@ -7,6 +7,7 @@ occurs.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -110,3 +111,30 @@ def test_overlap_switches_change_no_bit(pool: WorkerPool, tmp_path: Path, layout
         assert found.norms == on.norms
         for name, value in on.params.items():
             assert (found.params[name] == value).all(), f"{switch} off changes {name}"
+
+
+@pytest.mark.parametrize(
+    "layout",
+    [
+        Layout("tp2", "1f1b", "serial"),
+        Layout("tp2xpp2", "zb-h1", "parallel"),
+        Layout("tp2", "1f1b", "serial", recompute="selective"),
+    ],
+    ids=lambda layout: f"{layout.name}-{layout.recompute}",
+)
+def test_what_is_kept_of_gathered_activations_changes_no_bit(
+    pool: WorkerPool, tmp_path: Path, layout: Layout
+) -> None:
+    pieces, whole = (
+        train_layout(
+            pool,
+            replace(layout, tp_keep=kept).config("bf16"),
+            layout.world_size,
+            tmp_path / kept,
+            OVERLAP_STEPS,
+        )
+        for kept in ("pieces", "whole")
+    )
+    assert whole.losses == pieces.losses and whole.norms == pieces.norms
+    for name, value in pieces.params.items():
+        assert (whole.params[name] == value).all(), name

@@ -19,6 +19,8 @@ BACKWARD_OF_A_LAYER = {"serial": 6, "parallel": 3}
 INPUT_GRADIENT_OF_A_LAYER = {"serial": 4, "parallel": 2}
 WEIGHT_GRADIENT_OF_A_LAYER = {"serial": 4, "parallel": 3}
 """Later on, what the input's gradient has gathered is gathered again, by each product."""
+GATHERED_AGAIN = {"serial": 2, "parallel": 1}
+"""Of the backward's: what enters a layer, which is there already if the whole is kept."""
 
 
 def planned_counts(config: RunConfig, rank: int) -> dict[int, int]:
@@ -79,14 +81,16 @@ def _of_pass(config: RunConfig, pp: int, action: Action) -> int:
     stage = action.chunk * grid.pp + pp
     layers = len(config.stages[stage])
     is_first, is_last = stage == 0, stage == len(config.stages) - 1
+    keeps_whole = config.parallel.tp_keep == "whole"
     match action.kind:
         case Kind.FORWARD:
             # the table's sum; before the loss a gather, in it another, after it its gradient's sum
             return FORWARD_OF_A_LAYER[block] * layers + is_first + 3 * is_last
         case Kind.BACKWARD:
-            return BACKWARD_OF_A_LAYER[block] * layers + is_first
+            again = GATHERED_AGAIN[block] if keeps_whole else 0
+            return (BACKWARD_OF_A_LAYER[block] - again) * layers + is_first
         case Kind.BACKWARD_INPUT:
             return INPUT_GRADIENT_OF_A_LAYER[block] * layers + is_first
         case Kind.BACKWARD_WEIGHT:
-            return WEIGHT_GRADIENT_OF_A_LAYER[block] * layers
+            return 0 if keeps_whole else WEIGHT_GRADIENT_OF_A_LAYER[block] * layers
     return 0

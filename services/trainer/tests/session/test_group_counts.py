@@ -43,6 +43,8 @@ def layouts() -> list[tuple[str, str, dict[str, Any]]]:
     found += [("pp2", "interleaved", tied), ("tp2xdp2", "1f1b", {"model": {"block": "parallel"}})]
     found += [("tp2xpp2", "zb-h1", {"model": {"block": "parallel"}})]
     found += [("tp2xpp2", "1f1b", {"optim": {"name": "lamb"}})]
+    whole = {"parallel": {"tp_keep": "whole"}}
+    found += [("tp2xpp2", "zb-h1", whole), ("tp2xdp2", "1f1b", whole)]
     return found
 
 

@@ -56,6 +56,7 @@ class Layout:
     recompute: str = "none"
     recompute_layers: tuple[int, ...] = ()
     tp_pieces: int = 1
+    tp_keep: str = "pieces"
     vp: int | None = None
     """None takes the configuration's default, or 2 with the interleaved schedule."""
     buckets: int | None = None
@@ -82,6 +83,7 @@ class Layout:
             **GRIDS[self.grid],
             "schedule": self.schedule,
             "tp_pieces": self.tp_pieces,
+            "tp_keep": self.tp_keep,
             "head_layers": self.head_layers,
             **switches,
         }

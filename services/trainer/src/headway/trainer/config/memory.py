@@ -59,6 +59,7 @@ def memory_shape(config: RunConfig, *, native_bf16: bool | None = None) -> Memor
         recompute=config.train.recompute,
         recompute_layers=config.train.recompute_layers,
         native_bf16=native_bf16,
+        tp_keeps_whole=config.parallel.tp_keep == "whole",
     )
 
 

@@ -49,6 +49,11 @@ class ParallelConfig:
     """Pieces into which a tensor-parallel collective and the matrix product next to it are cut, so
     that one piece travels while the other is multiplied; 1 keeps both whole. Other bits."""
 
+    tp_keep: Literal["pieces", "whole"] = "pieces"
+    """What a layer keeps of the activations that it has gathered, until its weight gradients are
+    computed: this rank's piece, which is gathered again, or the whole, ``tp`` times as much memory
+    for less traffic. Same bits. What ``train.recompute`` makes again is gathered again."""
+
     def __post_init__(self) -> None:
         within(self, "parallel", 0.0, math.inf, "head_layers")
         at_least(self, "parallel", 1, "tp", "pp", "dp", "vp", "buckets", "tp_pieces")

@@ -3,7 +3,8 @@
 ``ColumnLinear`` takes this rank's piece of the sequence and makes its piece of the width,
 ``RowLinear`` the reverse (Megatron-LM, arXiv 1909.08053, section 3, with sequence parallelism,
 arXiv 2205.05198). Both keep pieces of a sequence and gather them again for the weight gradient, if
-it is deferred only then. Shapes: S = seq, B = micro-batch, I and O = widths of the whole map.
+it is deferred only then; or, by choice, the whole (``parallel.tp_keep``).
+Shapes: S = seq, B = micro-batch, I and O = widths of the whole map.
 """
 
 from __future__ import annotations
@@ -28,21 +29,24 @@ class ColumnLinear:
     def forward(
         self, x: torch.Tensor, tape: Tape | None, recompute: Kept | None = None
     ) -> torch.Tensor:
-        """Gather and multiply. Keeps ``x``, or ``recompute``, which makes it again."""
-        if tape is not None:
-            tape.push(x if recompute is None else recompute)
+        """Gather and multiply. Keeps ``x`` or the whole, or ``recompute``, which makes it again."""
         bias = None if self.bias is None else self.bias.data
-        return self.tp.gather_matmul(x, lambda piece: linear(piece, self.weight.data, bias))[1]
+        whole, y = self.tp.gather_matmul(x, lambda piece: linear(piece, self.weight.data, bias))
+        if tape is not None:
+            kept = whole if self.tp.keeps_whole else x
+            tape.push(kept if recompute is None else recompute)
+        return y
 
     def backward(self, grad: torch.Tensor, tape: Tape) -> torch.Tensor:
         """Return the gradient of ``x``.
 
-        The gather of ``x`` runs under the product; weight gradients that wait run under the
-        reduce-scatter, and this one under the next collective.
+        The gather of ``x``, if its piece was kept, runs under the product; weight gradients that
+        wait run under the reduce-scatter, and this one under the next collective.
         """
         kept = tape.pop()
         x: Kept | Pending = kept
-        if self.tp.size > 1:
+        is_whole = self.tp.keeps_whole and isinstance(kept, torch.Tensor)
+        if self.tp.size > 1 and not is_whole:
             x = _gathered_later(self.tp, kept) if tape.deferred else self.tp.all_gather(value(kept))
         pending = self.tp.matmul_scatter(grad, lambda piece: input_grad(piece, self.weight.data))
         tape.flush()
@@ -125,7 +129,9 @@ def _wait_for_bias(tape: Tape, bias: Parameter | None, grad: torch.Tensor) -> No
 
 def _for_later(tp: TensorParallel, tape: Tape, piece: torch.Tensor, whole: torch.Tensor) -> Kept:
     """What a weight gradient keeps of a gathered tensor: its piece, if it is deferred."""
-    return _gathered_later(tp, piece) if tape.deferred and tp.size > 1 else whole
+    if tape.deferred and tp.size > 1 and not tp.keeps_whole:
+        return _gathered_later(tp, piece)
+    return whole
 
 
 def _gathered_later(tp: TensorParallel, kept: Kept) -> Kept:

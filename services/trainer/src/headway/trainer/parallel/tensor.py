@@ -77,11 +77,17 @@ class PendingPieces:
 
 
 class TensorParallel:
-    """The tensor-parallel group of this rank; only ``comm`` changes with a generation."""
+    """The tensor-parallel group of this rank; only ``comm`` changes with a generation.
 
-    def __init__(self, comm: Comm | None = None, *, pieces: int = 1) -> None:
+    With ``keeps_whole`` layers keep what they have gathered until their weight gradients are
+    computed; else their pieces of it, which they gather again.
+    """
+
+    def __init__(
+        self, comm: Comm | None = None, *, pieces: int = 1, keeps_whole: bool = False
+    ) -> None:
         self.comm: Comm = SingleRank() if comm is None else comm
-        self.pieces = pieces
+        self.pieces, self.keeps_whole = pieces, keeps_whole
         self._recorder: Recorder | None = None
         self._step = -1
 

@@ -99,8 +99,13 @@ class Session:
         self._groups = groups
         self._recorder.set_generation(groups.generation)
         if self._tp is None:
-            tp = TensorParallel(groups["tp"], pieces=self.config.parallel.tp_pieces)
-            place = self.config.parallel.grid.coordinates(self.rank)
+            parallel = self.config.parallel
+            tp = TensorParallel(
+                groups["tp"],
+                pieces=parallel.tp_pieces,
+                keeps_whole=parallel.tp_keep == "whole",
+            )
+            place = parallel.grid.coordinates(self.rank)
             self.chunks, self.flats = build_model(self.config, place, tp, self.device)
             self._data = DataStreams(
                 self._data_factory,

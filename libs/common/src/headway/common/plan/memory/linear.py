@@ -53,7 +53,8 @@ class LinearLayers:
 
     def _for_later(self, tape: Tape, grad: Block, whole: Block) -> Held:
         """``linear._for_later``."""
-        return self._gathered_later(grad) if tape.deferred and self.tp > 1 else whole
+        is_piece = tape.deferred and self.tp > 1 and not self.shape.tp_keeps_whole
+        return self._gathered_later(grad) if is_piece else whole
 
     def _gathered_later(self, kept: Held) -> Held:
         return _keeping_all(kept, lambda: self.gather(_first(made(kept))))
@@ -65,20 +66,22 @@ class LinearLayers:
     # ---- linear.py ----------------------------------------------------------------------------
     def column(self, x: Block, tape: Tape | None, out: int, again: Held | None = None) -> Block:
         """``ColumnLinear.forward``."""
-        if tape is not None:
-            tape.saved.append(x if again is None else again)
         whole = self.gather(x)
+        if tape is not None:
+            kept = whole if self.shape.tp_keeps_whole else x
+            tape.saved.append(kept if again is None else again)
         return self.product((whole.nbytes,), out)
 
     def column_backward(self, grad: Block, tape: Tape) -> Block:
         """``ColumnLinear.backward``."""
         kept = tape.saved.pop()
         x: Held = kept
-        if self.tp > 1 and not tape.deferred:
+        is_piece = self.tp > 1 and (callable(kept) or not self.shape.tp_keeps_whole)
+        if is_piece and tape.deferred:
+            x = self._gathered_later(kept)
+        elif is_piece:
             source = cast("Block", made(kept))
             x = (self.gather(source), source)
-        elif self.tp > 1:
-            x = self._gathered_later(kept)
         total = self.product((grad.nbytes,), self.sizes.whole)
         pending = self.scatter(total)
         tape.flush()

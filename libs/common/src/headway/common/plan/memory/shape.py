@@ -41,6 +41,8 @@ class MemoryShape:
     moments: int = 2
     native_bf16: bool = True
     """Whether the CPU multiplies bf16 without converting it."""
+    tp_keeps_whole: bool = False
+    """Whether layers keep what they gather over tp, instead of their piece of it."""
     snapshot_slots: int = 3
     stages: tuple[range, ...] = ()
     """The layers of each virtual stage; empty means as equal as possible."""
