@@ -137,12 +137,15 @@ def _assignment(field: dataclasses.Field[Any]) -> str:
 
 def _choices(hint: Any, default: Any) -> str:
     """The other values of a key that takes only some."""
-    for part in (hint, *typing.get_args(hint)):
-        if typing.get_origin(part) is Literal:
-            hint = part
-    if typing.get_origin(hint) is not Literal:
+    parts = typing.get_args(hint) if typing.get_origin(hint) is not Literal else (hint,)
+    choices = [
+        c for one in parts if typing.get_origin(one) is Literal for c in typing.get_args(one)
+    ]
+    if not choices:
         return ""
-    others = [f'`"{choice}"`' for choice in typing.get_args(hint) if choice != default]
+    others = [f'`"{choice}"`' for choice in choices if choice != default]
+    if bool in parts:
+        others = ["`true`", "`false`", *others]
     return f" (or {', '.join(others)})"
 
 

@@ -8,10 +8,16 @@ import sys
 from pathlib import Path
 
 import pytest
+from headway.common.config import from_dict
 from headway.common.errors import InputError
+from headway.testkit.trainer.layouts import small_run
+from headway.testkit.trainer.synthetic import synthetic
+from headway.trainer.comm.groups import Groups
 from headway.trainer.config import RunConfig, TrainConfig
 from headway.trainer.device import machine
 from headway.trainer.device.machine import machine_dtype, resolve_auto, usable_gpus
+from headway.trainer.errors import RefusedError
+from headway.trainer.session.session import Session
 
 
 def config(device: str = "auto", dtype: str = "auto") -> RunConfig:
@@ -37,7 +43,10 @@ def config(device: str = "auto", dtype: str = "auto") -> RunConfig:
             4,
             "gpu",
             "bf16",
-            "device auto: gpu (GPUs: 4, ranks: 4), dtype auto: bf16 (GPUs have bf16 units)",
+            (
+                "device auto: gpu (GPUs: 4, ranks: 4), dtype auto: bf16 (GPUs have bf16 units), "
+                "compile auto: yes"
+            ),
         ),
     ],
 )
@@ -45,9 +54,10 @@ def test_auto_gives_each_rank_a_gpu_or_all_the_processor(
     gpus: int, device: str, dtype: str, line: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(machine, "BF16_UNITS", ())
+    monkeypatch.setattr(machine, "lack_for_compiling", lambda **_: "")
     found, said = resolve_auto(config(), ranks=4, gpus=gpus)
     assert (found.train.device, found.train.dtype, said) == (device, dtype, line)
-    assert Path(found.data.path).is_absolute()
+    assert Path(found.data.path).is_absolute() and found.train.compile is (device == "gpu")
     assert resolve_auto(found, ranks=4, gpus=gpus)[1] == f"device {device}, dtype {dtype}", (
         "once settled it stays"
     )
@@ -57,6 +67,41 @@ def test_a_gpu_that_was_asked_for_and_is_not_there_is_refused_with_the_remedy() 
     with pytest.raises(InputError, match=r"GPUs: 1, ranks: 2.*set train\.device=cpu"):
         resolve_auto(config(device="gpu"), ranks=2, gpus=1)
     assert resolve_auto(config(device="cpu", dtype="fp64"), ranks=2)[0].train.device == "cpu"
+
+
+def test_what_a_compiler_needs_is_looked_for_before_ranks_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    for name in ("CC", "CXX"):
+        monkeypatch.delenv(name, raising=False)
+    on_gpu, said = resolve_auto(config(device="gpu"), ranks=1, gpus=1)
+    assert on_gpu.train.compile is False and "no, there is no C compiler gcc or clang" in said
+    on_cpu, said = resolve_auto(config(device="cpu"), ranks=1)
+    assert on_cpu.train.compile is False and "compile" not in said
+    asked = dataclasses.replace(config(device="cpu").train, compile=True)
+    with pytest.raises(InputError, match=r"there is no C\+\+ compiler g\+\+.*apt install g\+\+"):
+        resolve_auto(dataclasses.replace(config(), train=asked), ranks=1)
+    (tmp_path / "gcc").touch(0o755)
+    monkeypatch.setattr("sysconfig.get_paths", lambda: {"include": str(tmp_path)})
+    assert machine.lack_for_compiling(on_gpu=True) == f"there is no {tmp_path}/Python.h"
+    (tmp_path / "Python.h").touch()
+    assert machine.lack_for_compiling(on_gpu=True) == ""
+
+
+def test_a_worker_refuses_to_compile_on_a_machine_without_a_compiler(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    settings = small_run("fp32", world_size=1)
+    settings["train"]["compile"] = True
+    run = from_dict(RunConfig, settings)
+    monkeypatch.setenv("CXX", "absent-compiler")
+    session = Session(run, 0, data_factory=synthetic(run, 0))
+    session.join(Groups.alone(1))
+    with pytest.raises(RefusedError, match=r"on \S+ there is no C\+\+ compiler absent-compiler"):
+        session.load("init")
+    session.leave()
+    session.close()
 
 
 def test_bf16_is_chosen_where_the_processor_has_units_for_it() -> None:

@@ -42,9 +42,10 @@ class TrainConfig:
     deterministic: bool = False
     """On GPUs: the same bits each time the same step is done, at a cost (torch's deterministic
     algorithms, without cuDNN's attention); see docs/numerics.md. CPUs need no switch."""
-    compile: bool = False
+    compile: bool | Literal["auto"] = "auto"
     """Compile the small operations between matrix products (torch.compile, one by one), which
-    fuses them; needs a C++ compiler and some seconds at a worker's first step. Other bits."""
+    fuses them; needs a compiler on every machine and some seconds at a worker's first step. Other
+    bits. ``auto`` is resolved at launch: on GPUs yes if there is a compiler, on CPUs no."""
     recompute: Literal["none", "selective", "full"] = "none"
     """Activations to compute again in the backward instead of keeping them: ``selective`` those of
     norms, GELU and attention, ``full`` all but the input of each layer. Same bits."""

@@ -10,6 +10,7 @@ import os
 import shutil
 import subprocess
 import sys
+import sysconfig
 from pathlib import Path
 from typing import Literal
 
@@ -20,6 +21,10 @@ BF16_UNITS = ("avx512_bf16", "amx_bf16", "bf16")
 """CPU flags of x86 and Arm; without them torch's bf16 is slower than fp32
 (measured: 2 and 42 GFLOP/s)."""
 COUNT_LIMIT_S = 60.0
+INSTALL_COMPILER = (
+    "install one (apt install g++; on GPUs gcc and python3-dev) or set CXX or CC to one; or set "
+    "train.compile=false"
+)
 
 
 def resolve_auto(
@@ -53,12 +58,15 @@ def resolve_auto(
         dtype, why = machine_dtype(cpuinfo, has_gpu=train.device == "gpu")
         train = dataclasses.replace(train, dtype=dtype)
         said.append(f"dtype auto: {dtype} ({why})")
-    compiler = os.environ.get("CXX", "g++")  # what torch's compiler starts
-    if train.compile and shutil.which(compiler) is None:
-        raise InputError(
-            f"train.compile=true, but there is no C++ compiler {compiler}",
-            remedy="install one (apt install g++) or set CXX to one; or set train.compile=false",
-        )
+    if train.compile:
+        lack = lack_for_compiling(on_gpu=train.device == "gpu")
+        if train.compile is True and lack:
+            raise InputError(f"train.compile=true, but {lack}", remedy=INSTALL_COMPILER)
+        if train.compile == "auto":
+            compiles = train.device == "gpu" and not lack
+            train = dataclasses.replace(train, compile=compiles)
+            if train.device == "gpu":
+                said.append(f"compile auto: {'no, ' + lack if lack else 'yes'}")
     if train.init_from:
         train = dataclasses.replace(train, init_from=str(Path(train.init_from).resolve()))
     data = dataclasses.replace(config.data, path=str(Path(config.data.path).resolve()))
@@ -66,6 +74,22 @@ def resolve_auto(
         data = dataclasses.replace(data, tokenizer=str(Path(data.tokenizer).resolve()))
     line = ", ".join(said) or f"device {train.device}, dtype {train.dtype}"
     return dataclasses.replace(config, train=train, data=data), line
+
+
+def lack_for_compiling(*, on_gpu: bool) -> str:
+    """What torch's compiler needs and this machine lacks, as a clause; "" if nothing is.
+
+    On CPUs it starts a C++ compiler. On GPUs Triton builds a launcher for each kernel with a C
+    compiler and Python's headers.
+    """
+    if not on_gpu:
+        compiler = os.environ.get("CXX", "g++")
+        return "" if shutil.which(compiler) else f"there is no C++ compiler {compiler}"
+    choices = [os.environ["CC"]] if os.environ.get("CC") else ["gcc", "clang"]
+    if not any(map(shutil.which, choices)):
+        return f"there is no C compiler {' or '.join(choices)}"
+    header = Path(sysconfig.get_paths()["include"]) / "Python.h"
+    return "" if header.is_file() else f"there is no {header}"
 
 
 def machine_device(ranks: int, gpus: int) -> tuple[Literal["gpu", "cpu"], str]:

@@ -37,7 +37,7 @@ def build_model(
             precision=precision,
             device=device,
             recompute=Recompute(train.recompute, train.recompute_layers),
-            compile_kernels=train.compile,
+            compile_kernels=train.compile is True,
             table=chunks[0].table if chunks else None,
             num_buckets=config.parallel.num_buckets,
         )

@@ -77,7 +77,7 @@ class Evaluation:
 
 def _eager(context: StepContext) -> AbstractContextManager[object]:
     """Keeps the compiler out of texts, each of which has its own length; torch loads it here."""
-    if not context.config.train.compile:
+    if context.config.train.compile is not True:
         return nullcontext()
     stance: AbstractContextManager[object] = torch.compiler.set_stance("force_eager")
     return stance

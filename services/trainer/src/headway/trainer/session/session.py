@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import platform
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Literal
@@ -18,6 +19,7 @@ from headway.trainer.comm.nccl import settle
 from headway.trainer.config import RunConfig
 from headway.trainer.data.batches import BatchReader, DataFactory, Split
 from headway.trainer.data.data_streams import DataStreams
+from headway.trainer.device.machine import INSTALL_COMPILER, lack_for_compiling
 from headway.trainer.device.recorder import NoRecorder, Recorder
 from headway.trainer.errors import RefusedError, SpikeError, SpikeRollback
 from headway.trainer.exchange.first_weights import load_first_weights
@@ -84,7 +86,7 @@ class Session:
         self._groups: Groups | None = None
         self._state = TrainState(step=0, samples=0)
         self._is_used = False
-        self._compiles = config.train.compile
+        self._compiles = config.train.compile is True
         self._rehearses = self.device.type == "cuda" if rehearses is None else rehearses
         self.is_last_wanted = False
         """Whether ``run`` could mark its last snapshot durable."""
@@ -146,7 +148,8 @@ class Session:
             BadSnapshotError: the arena has no intact snapshot of that step; ``load`` may be called
                 again with another source.
             CorruptError: ``state`` does not fit this model.
-            RefusedError: the weights of ``train.init_from`` do not.
+            RefusedError: the weights of ``train.init_from`` do not; or there is no compiler here
+                for ``train.compile``.
         """
         snapshots = self._sound_snapshots()
         with self._recorder.record(Kind.RESTORE, step=step):
@@ -160,6 +163,10 @@ class Session:
                         flat.renew()  # an abandoned operation may still write to the old buffers
                     chunk.bind(*memory)
             self._is_used = True
+            if self._compiles and (lack := lack_for_compiling(on_gpu=self.device.type == "cuda")):
+                raise RefusedError(
+                    f"train.compile: on {platform.node()} {lack}", remedy=INSTALL_COMPILER
+                )
             if self._rehearses:  # leaves garbage, so before the state
                 from headway.trainer.session.rehearsal import rehearse_step
 
