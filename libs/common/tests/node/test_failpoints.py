@@ -85,8 +85,9 @@ def test_a_held_lock_stops_the_other_threads_and_collections_do_not(shm: Path) -
         moved[how] = turns - before
     ended.set()
     thread.join()
-    assert moved["gil"] <= 1 < moved["gc"]
-    assert moved["sleep"] > 1
+    # a busy machine lets the other thread run a few times before the lock is held
+    assert moved["gil"] < moved["gc"]
+    assert 10 * moved["gil"] < moved["sleep"]
 
 
 def test_asking_for_stacks_does_not_release_a_held_lock(shm: Path, tmp_path: Path) -> None:
