@@ -227,8 +227,12 @@ def pass_of(
     *,
     overlap: bool,
     handlers: Mapping[Kind, Any] = MappingProxyType({}),
+    **buckets: Any,
 ) -> Watched:
-    """The pass of one rank; ``handlers`` of actions that are neither computations nor messages."""
+    """The pass of one rank; ``handlers`` of actions that are neither computations nor messages.
+
+    ``buckets``: what ``Pipeline`` calls before and after buckets.
+    """
     nothing: dict[Kind, Any] = {kind: lambda *_: None for kind in Kind if kind >= Kind.ALL_GATHER}
     pipeline = Watched(
         schedule.ranks[rank],
@@ -242,7 +246,7 @@ def pass_of(
         overlap=overlap,
         handlers=nothing | dict.fromkeys(RECEIVES, Watched._receive) | dict(handlers),
         check=trace.check,
-        before_bucket=lambda *_: trace.event(),
+        **{"before_bucket": lambda *_: trace.event(), **buckets},
     )
     pipeline.batches = [MicroBatch(tokens=torch.zeros(1))] * schedule.num_micro_batches
     return pipeline
