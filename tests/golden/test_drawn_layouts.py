@@ -39,7 +39,7 @@ def layouts(draw: st.DrawFn) -> Layout:
         draw(st.sampled_from(BLOCKS)),
         recompute=draw(st.sampled_from(("none", "selective", "full"))),
         recompute_layers=draw(st.sampled_from(((), (0,), (1, 2), (3,)))),
-        tp_pieces=draw(st.integers(1, 3)),
+        tp_pieces=draw(st.sampled_from((1, 2, 4))),
         tp_keep=draw(st.sampled_from(("pieces", "whole"))),
         vp=draw(st.integers(1, 4)) if takes_chunks else None,
         buckets=draw(st.sampled_from((None, 1, 2, 4))),

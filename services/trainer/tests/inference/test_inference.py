@@ -76,7 +76,7 @@ def test_the_cache_changes_no_logits(window: int | None) -> None:
 
 def _decoder(model: ModelConfig, part: Part) -> Decoder:
     """Of the weights of ``part``."""
-    specs = part.chunk.params
+    specs = part.chunk.buckets[0].params
     weights = {spec.name: part.flat.views(spec.name)[0].view(spec.shape) for spec in specs}
     return Decoder(model.architecture, weights)
 

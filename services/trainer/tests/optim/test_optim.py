@@ -29,7 +29,7 @@ def test_twenty_steps_equal_those_of_torch(
     part = Part(tiny_model())
     flats = [
         FlatChunk(
-            part.chunk.params,
+            part.chunk.buckets[0].params,
             dp_rank=rank,
             dp_size=dp,
             precision=part.precision,
@@ -41,7 +41,7 @@ def test_twenty_steps_equal_those_of_torch(
         flat.load_master_from_init(1)
     theirs = {
         spec.name: part.flat.views(spec.name)[0].clone().requires_grad_()
-        for spec in part.chunk.params
+        for spec in part.chunk.buckets[0].params
     }
     matrices, norms = ([p for p in theirs.values() if p.ndim == ndim] for ndim in (2, 1))
     torch_adamw = torch.optim.AdamW(

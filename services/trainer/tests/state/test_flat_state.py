@@ -35,7 +35,11 @@ def shards(part: Part, dp: int) -> list[FlatChunk]:
     """The chunk's memory on each of ``dp`` ranks, with the first weights of seed 7."""
     flats = [
         FlatChunk(
-            part.chunk.params, dp_rank=rank, dp_size=dp, precision=FP64, moments=AdamW.moments
+            part.chunk.buckets[0].params,
+            dp_rank=rank,
+            dp_size=dp,
+            precision=FP64,
+            moments=AdamW.moments,
         )
         for rank in range(dp)
     ]
@@ -66,14 +70,14 @@ def test_first_weights_are_the_same_on_every_grid_bit_for_bit(
                 model, layers=range(stage * depth, (stage + 1) * depth), comm=Member(rank, tp)
             )
             part.flat.params = torch.cat([flat.master for flat in shards(part, dp)])
-            for spec in part.chunk.params:
+            for spec in part.chunk.buckets[0].params:
                 seen.add(spec.name)
                 place = next(p for p in part.flat.placed if p.spec == spec)
                 wanted = cut(whole.flat.views(spec.name)[0], spec)
                 assert torch.equal(
                     part.flat.params[place.start : place.stop].view(spec.shape), wanted
                 ), spec
-    assert seen == {spec.name for spec in whole.chunk.params}
+    assert seen == {spec.name for spec in whole.chunk.buckets[0].params}
 
 
 def test_first_weights_are_normal_with_the_given_spread_and_differ_by_name_and_seed() -> None:
@@ -151,7 +155,7 @@ def test_squares_of_shards_add_up_and_replicas_count_on_tp_rank_0_only(
         flat.grads.copy_(grads)
     low, high = flats[0].replicated
     names = [place.spec.name for place in flats[0].placed if low <= place.start < high]
-    assert names == [spec.name for spec in part.chunk.params if "norm" in spec.name]
+    assert names == [spec.name for spec in part.chunk.buckets[0].params if "norm" in spec.name]
     if tp_rank:
         grads[low:high] = 0.0
     total = sum(flat.norm_square(tp_rank).item() for flat in flats)
@@ -209,7 +213,7 @@ def test_the_layout_finds_every_value_in_the_snapshot_bytes(dp: int) -> None:
             )
             tensor[entry["flat_start"] : entry["flat_stop"]] = torch.from_numpy(values.copy())
     for factor, field in enumerate(FIELDS, start=1):
-        for spec in part.chunk.params:
+        for spec in part.chunk.buckets[0].params:
             wanted = part.flat.views(spec.name)[0].flatten() * factor
             assert torch.equal(found[field][spec.name], wanted), (field, spec.name)
 

@@ -47,8 +47,8 @@ class ParallelConfig:
     is as fast as possible. 0 gives equal stages."""
     tp_pieces: int = 1
     """Pieces into which a tensor-parallel collective and the matrix product next to it are cut, so
-    that one piece travels while the other is multiplied; 1 keeps both whole. Other bits."""
-
+    that one piece travels while the other is multiplied; 1 keeps both whole. It must divide the
+    positions of a rank, ``model.seq_len / tp``. Other bits."""
     tp_keep: Literal["pieces", "whole"] = "pieces"
     """What a layer keeps of the activations that it has gathered, until its weight gradients are
     computed: this rank's piece, which is gathered again, or the whole, ``tp`` times as much memory

@@ -202,11 +202,11 @@ class RunConfig:
                 "train.recompute='none'",
                 remedy="set train.recompute='selective' or 'full', or remove recompute_layers",
             )
-        piece = self.model.seq_len // self.parallel.tp
-        if self.parallel.tp_pieces > piece:
+        rows, pieces = self.model.seq_len // self.parallel.tp, self.parallel.tp_pieces
+        if self.parallel.tp > 1 and rows % pieces:
             raise ConfigError(
-                f"parallel.tp_pieces={self.parallel.tp_pieces} of {piece} positions per rank",
-                remedy="use a few pieces, 2 to 4",
+                f"parallel.tp_pieces={pieces} does not divide model.seq_len / parallel.tp = {rows}",
+                remedy="use 2 or 4 pieces, or another model.seq_len",
             )
         wrong = [n for n in self.train.recompute_layers if not 0 <= n < self.model.layers]
         if wrong:

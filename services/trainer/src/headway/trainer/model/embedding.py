@@ -55,9 +55,9 @@ class Embedding:
             tape.queue(RowsGrad(self.positions, grad, rows.expand(grad.shape[:2]), None))
 
     def _rows(self, at: Positions, length: int) -> torch.Tensor:
-        """Places of this rank's piece of the sequence, [seq/tp, 1 or micro_batch]."""
-        piece = length // self.tp.size
-        first = self.tp.rank * piece
-        if at.index is not None:
-            return at.index[first : first + piece]
-        return torch.arange(first, first + piece, device=self.weight.data.device)[:, None]
+        """Places of this rank's rows in the sequence, [seq/tp, 1 or micro_batch]."""
+        index = at.index
+        if index is None:
+            index = torch.arange(length, device=self.weight.data.device)[:, None]
+        parts = [index[one] for one in self.tp.places(length)]
+        return parts[0] if len(parts) == 1 else torch.cat(parts)

@@ -31,7 +31,10 @@ class ColumnLinear:
     ) -> torch.Tensor:
         """Gather and multiply. Keeps ``x`` or the whole, or ``recompute``, which makes it again."""
         bias = None if self.bias is None else self.bias.data
-        whole, y = self.tp.gather_matmul(x, lambda piece: linear(piece, self.weight.data, bias))
+        weight = self.weight.data
+        whole, (y,) = self.tp.gather_matmul(
+            x, (len(weight), lambda rows, out: linear(rows, weight, bias, out=out))
+        )
         if tape is not None:
             kept = whole if self.tp.keeps_whole else x
             tape.push(kept if recompute is None else recompute)
@@ -48,7 +51,8 @@ class ColumnLinear:
         is_whole = self.tp.keeps_whole and isinstance(kept, torch.Tensor)
         if self.tp.size > 1 and not is_whole:
             x = _gathered_later(self.tp, kept) if tape.deferred else self.tp.all_gather(value(kept))
-        pending = self.tp.matmul_scatter(grad, lambda piece: input_grad(piece, self.weight.data))
+        weight = self.weight.data
+        pending = self.tp.matmul_scatter(len(grad), lambda rows: input_grad(grad[rows], weight))
         tape.flush()
         tape.queue(MatmulGrad(self.weight, grad, x))
         _wait_for_bias(tape, self.bias, grad)
@@ -69,14 +73,17 @@ class RowLinear:
         """Multiply and sum over ranks. Keeps ``x``, or ``recompute``."""
         if tape is not None:
             tape.push(x if recompute is None else recompute)
-        y = self.tp.matmul_scatter(x, lambda piece: linear(piece, self.weight.data)).wait()
+        weight = self.weight.data
+        y = self.tp.matmul_scatter(len(x), lambda rows: linear(x[rows], weight)).wait()
         return y if self.bias is None else y.add_(self.bias.data)
 
     def backward(self, grad: torch.Tensor, tape: Tape) -> torch.Tensor:
         """Gradient of ``x``; ``grad`` is kept until its weight gradient is added."""
-        tape_x = tape.pop()
-        whole, product = self.tp.gather_matmul(
-            grad, lambda piece: input_grad(piece, self.weight.data), meanwhile=tape.flush
+        tape_x, weight = tape.pop(), self.weight.data
+        whole, (product,) = self.tp.gather_matmul(
+            grad,
+            (weight.shape[1], lambda rows, out: input_grad(rows, weight, out)),
+            meanwhile=tape.flush,
         )
         tape.queue(MatmulGrad(self.weight, _for_later(self.tp, tape, grad, whole), tape_x))
         _wait_for_bias(tape, self.bias, grad)
@@ -101,8 +108,10 @@ class RowPair:
         """Multiply both into one sum. Keeps ``a`` and ``b``, or ``recompute`` instead of ``b``."""
         if tape is not None:
             tape.push((a, b if recompute is None else recompute))
-        total = add_linear(linear(a, self.first.data), b, self.second.data)
-        y = self.tp.reduce_scatter(total).wait()
+        first, second = self.first.data, self.second.data
+        y = self.tp.matmul_scatter(
+            len(a), lambda rows: add_linear(linear(a[rows], first), b[rows], second)
+        ).wait()
         for bias in self.biases:
             y.add_(bias.data)
         return y
@@ -110,15 +119,19 @@ class RowPair:
     def backward(self, grad: torch.Tensor, tape: Tape) -> tuple[torch.Tensor, torch.Tensor]:
         """Gradients of ``a`` and ``b``."""
         a, b = tape.pop()
-        pending = self.tp.all_gather(grad)
-        tape.flush()
-        whole = pending.wait()
+        first, second = self.first.data, self.second.data
+        whole, products = self.tp.gather_matmul(
+            grad,
+            (first.shape[1], lambda rows, out: input_grad(rows, first, out)),
+            (second.shape[1], lambda rows, out: input_grad(rows, second, out)),
+            meanwhile=tape.flush,
+        )
         kept = _for_later(self.tp, tape, grad, whole)
         tape.queue(MatmulGrad(self.first, kept, a))
         tape.queue(MatmulGrad(self.second, kept, b))
         for bias in self.biases:
             _wait_for_bias(tape, bias, grad)
-        return input_grad(whole, self.first.data), input_grad(whole, self.second.data)
+        return products[0], products[1]
 
 
 def _wait_for_bias(tape: Tape, bias: Parameter | None, grad: torch.Tensor) -> None:

@@ -74,7 +74,7 @@ def _over_ranks(
     """The label's logit, the highest one and the sum of exponentials over the whole vocabulary."""
     at_label = torch.where(mine[:, 0], at_label, 0.0)
     piece = torch.stack((at_label, highest, total))[None]
-    at_labels, highs, totals = tp.all_gather(piece).wait().unbind(1)  # [tp, N] each
+    at_labels, highs, totals = tp.join(piece).wait().unbind(1)  # [tp, N] each
     most = highs.amax(0)
     return at_labels.sum(0), most, (totals * (highs - most).exp()).sum(0)
 

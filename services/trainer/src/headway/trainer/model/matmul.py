@@ -42,13 +42,23 @@ def linear(
     bias: torch.Tensor | None = None,
     *,
     rounded: bool = True,
+    out: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """Return x[..., I] @ weight[O, I]^T + bias[O] in the type of ``x``.
+    """Return x[..., I] @ weight[O, I]^T + bias[O] in the type of ``x``, in ``out`` if it is given.
 
     Without ``rounded``, it is in the kernel's type.
     """
+    if out is not None and kernel_dtype(x.dtype, x.device.type) is x.dtype:
+        rows, memory = x.flatten(0, -2), out.view(-1, out.shape[-1])
+        if bias is None:
+            torch.mm(rows, weight.t(), out=memory)
+        else:
+            torch.addmm(bias, rows, weight.t(), out=memory)
+        return out
     added = None if bias is None else to_kernel_dtype(bias)
     product = F.linear(to_kernel_dtype(x), to_kernel_dtype(weight), added)
+    if out is not None:
+        return out.copy_(product)
     return product.to(x.dtype) if rounded else product
 
 
@@ -60,8 +70,15 @@ def add_linear(total: torch.Tensor, x: torch.Tensor, weight: torch.Tensor) -> to
     return total
 
 
-def input_grad(grad: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-    """grad[..., O] @ weight[O, I] in the type of ``weight``."""
+def input_grad(
+    grad: torch.Tensor, weight: torch.Tensor, out: torch.Tensor | None = None
+) -> torch.Tensor:
+    """grad[..., O] @ weight[O, I] in the type of ``weight``, in ``out`` if it is given."""
+    if out is not None:
+        if kernel_dtype(grad.dtype, grad.device.type) is not grad.dtype:
+            return out.copy_(to_kernel_dtype(grad) @ to_kernel_dtype(weight))
+        torch.mm(grad.flatten(0, -2), weight, out=out.view(-1, out.shape[-1]))
+        return out
     return (to_kernel_dtype(grad) @ to_kernel_dtype(weight)).to(weight.dtype)
 
 

@@ -4,14 +4,16 @@ Between layers each rank holds its piece of the sequence, [seq/tp, micro_batch, 
 parallelism, arXiv 2205.05198); inside, the whole sequence and its piece of the width.
 ``all_gather`` enters a layer, ``reduce_scatter`` leaves it; each is the other's backward.
 
-With ``pieces`` above 1 a collective and the product next to it are cut along the sequence, and the
-product of one piece runs while the next one travels (MegaScale, arXiv 2402.15627, section 3.2).
-That is another algorithm: rows are multiplied in other batches, so bits may differ.
+With ``pieces`` above 1 the sequence is cut into so many pieces, each of which is split over the
+ranks. A collective and the product next to it are done piece by piece, and the product of one runs
+while the next one travels (MegaScale, arXiv 2402.15627, section 3.2). What is gathered lies in the
+order of the sequence all the same, so that nothing is copied; a rank's rows are those of its parts
+of the pieces. Rows are multiplied in other batches, so bits may differ.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 from headway.common.node.flight_record import WAITING
@@ -22,7 +24,10 @@ from headway.trainer.device.recorder import Recorder
 RECORD_EVERY = 16
 """Steps between two whose collectives are recorded one by one. They are counted in all steps; as
 records they would be most of a rank's: 6,000 a step for 175 billion parameters."""
-Product = Callable[[torch.Tensor], torch.Tensor]
+Product = Callable[[torch.Tensor, torch.Tensor | None], torch.Tensor]
+"""Of some rows, into the given memory or a new tensor."""
+RowsProduct = Callable[[slice], torch.Tensor]
+"""A new tensor, of the rows in a slice."""
 
 
 class Pending:
@@ -45,6 +50,10 @@ class Pending:
         self._source = None
         return self._tensor
 
+    def done(self) -> bool:
+        """Whether ``wait`` would return at once."""
+        return self._ticket.done()
+
 
 class _Recorded:
     """A ticket that records the wait for it."""
@@ -63,17 +72,20 @@ class _Recorded:
             self._ticket.wait()
 
 
-class PendingPieces:
-    """A tensor [seq/tp, ...] whose pieces are in transit."""
+class _All:
+    """The ticket of several."""
 
-    __slots__ = ("_pieces",)
+    __slots__ = ("_parts", "collective")
 
-    def __init__(self, pieces: list[Pending]) -> None:
-        self._pieces = pieces
+    def __init__(self, parts: Sequence[Pending]) -> None:
+        self._parts, self.collective = parts, 0
 
-    def wait(self) -> torch.Tensor:
-        """The pieces, joined."""
-        return torch.cat([piece.wait() for piece in self._pieces])
+    def done(self) -> bool:
+        return all(part.done() for part in self._parts)
+
+    def wait(self) -> None:
+        for part in self._parts:
+            part.wait()
 
 
 class TensorParallel:
@@ -105,66 +117,97 @@ class TensorParallel:
         """The tensor-parallel degree."""
         return self.comm.size
 
-    def all_gather(self, piece: torch.Tensor) -> Pending:
-        """Start joining [seq/tp, ...] pieces to [seq, ...].
+    def places(self, length: int) -> list[slice]:
+        """Where this rank's rows of a sequence lie in it, one slice for each piece."""
+        rows = length // self.size
+        count = self._count(rows)
+        size = rows // count
+        starts = range(self.rank * size, length, self.size * size)
+        return [slice(start, start + size) for start in starts]
 
-        A group of one returns ``piece`` itself.
-        """
-        if self.size == 1:
-            return Pending(piece, Done())
+    def join(self, piece: torch.Tensor) -> Pending:
+        """Start joining pieces along the first dimension, in the order of ranks."""
         piece = piece.contiguous()
-        whole = piece.new_empty((piece.shape[0] * self.size, *piece.shape[1:]))
+        whole = piece.new_empty((len(piece) * self.size, *piece.shape[1:]))
         ticket = self.comm.all_gather(whole.view(-1), piece.view(-1))
         return Pending(whole, self._with_record(ticket, whole), piece)
 
+    def all_gather(self, x: torch.Tensor) -> Pending:
+        """Start joining every rank's rows [seq/tp, ...] to the sequence [seq, ...].
+
+        A group of one returns ``x`` itself.
+        """
+        if self.size == 1:
+            return Pending(x, Done())
+        whole, parts = self._gather(x)
+        return Pending(whole, _All(parts))
+
     def reduce_scatter(self, partial: torch.Tensor) -> Pending:
-        """Start summing partial [seq, ...] over ranks, leaving each its [seq/tp, ...].
+        """Start summing partial [seq, ...] over ranks, leaving each its rows [seq/tp, ...].
 
         ``partial`` is overwritten.
         """
         if self.size == 1:
             return Pending(partial, Done())
-        partial = partial.contiguous()
-        piece = partial.new_empty((partial.shape[0] // self.size, *partial.shape[1:]))
-        ticket = self.comm.reduce_scatter(piece.view(-1), partial.view(-1))
-        return Pending(piece, self._with_record(ticket, partial), partial)
+        return self.matmul_scatter(len(partial), partial.__getitem__)
+
+    def gather_matmul(
+        self,
+        x: torch.Tensor,
+        *products: tuple[int, Product],
+        meanwhile: Callable[[], None] = lambda: None,
+    ) -> tuple[torch.Tensor, list[torch.Tensor]]:
+        """Return the gathered ``x`` [seq/tp, ...], and ``product(whole, None)`` for each product.
+
+        Products come with their widths. ``product(rows, out)`` is called for pieces of the whole
+        with the memory for its result. ``meanwhile`` runs once during the collective.
+        """
+        if self.size == 1 or self._count(len(x)) == 1:
+            pending = self.all_gather(x)
+            meanwhile()
+            whole = pending.wait()
+            return whole, [product(whole, None) for _, product in products]
+        whole, parts = self._gather(x)
+        meanwhile()
+        found = [whole.new_empty((*whole.shape[:-1], width)) for width, _ in products]
+        for number, part in enumerate(parts):
+            rows = part.wait()
+            for out, (_, product) in zip(found, products, strict=True):
+                product(rows, out.chunk(len(parts))[number])
+        return whole, found
+
+    def matmul_scatter(self, length: int, product: RowsProduct) -> Pending:
+        """Start the reduce-scatter of ``product(rows)`` of all rows, ``length`` in number."""
+        if self.size == 1:
+            return self.reduce_scatter(product(slice(None)))
+        count = self._count(length // self.size)
+        size, parts = length // count, []
+        mine: torch.Tensor | None = None
+        for number in range(count):
+            partial = product(slice(number * size, (number + 1) * size)).contiguous()
+            if mine is None:
+                mine = partial.new_empty((length // self.size, *partial.shape[1:]))
+            out = mine.chunk(count)[number]
+            ticket = self.comm.reduce_scatter(out.view(-1), partial.view(-1))
+            parts.append(Pending(out, self._with_record(ticket, partial), partial))
+        assert mine is not None
+        return Pending(mine, _All(parts))
+
+    def _gather(self, x: torch.Tensor) -> tuple[torch.Tensor, list[Pending]]:
+        """The sequence, and what is pending of each of its pieces."""
+        x, count = x.contiguous(), self._count(len(x))
+        whole = x.new_empty((len(x) * self.size, *x.shape[1:]))
+        parts = []
+        for out, piece in zip(whole.chunk(count), x.chunk(count), strict=True):
+            ticket = self.comm.all_gather(out.view(-1), piece.view(-1))
+            parts.append(Pending(out, self._with_record(ticket, out), piece))
+        return whole, parts
+
+    def _count(self, rows: int) -> int:
+        """Pieces in which a rank's rows travel; a text that cannot be cut so travels whole."""
+        return 1 if rows % self.pieces else self.pieces
 
     def _with_record(self, ticket: Ticket, whole: torch.Tensor) -> Ticket:
         if self._recorder is None:
             return ticket
         return _Recorded(ticket, self._recorder, self._step, whole.nbytes)
-
-    def gather_matmul(
-        self, x: torch.Tensor, product: Product, meanwhile: Callable[[], None] = lambda: None
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return ``(whole, product(whole))`` of the gathered ``x`` [seq/tp, ...].
-
-        ``meanwhile`` runs once during the collective.
-        """
-        if self.size == 1 or self.pieces == 1:
-            pending = self.all_gather(x)
-            meanwhile()
-            whole = pending.wait()
-            return whole, product(whole)
-        cuts = [self.all_gather(cut) for cut in x.tensor_split(self.pieces) if len(cut)]
-        meanwhile()
-        gathered, products = [], []
-        for pending in cuts:
-            piece = pending.wait()
-            gathered.append(_by_rank(piece, self.size))
-            products.append(_by_rank(product(piece), self.size))
-        return torch.cat(gathered, 1).flatten(0, 1), torch.cat(products, 1).flatten(0, 1)
-
-    def matmul_scatter(self, x: torch.Tensor, product: Product) -> Pending | PendingPieces:
-        """Start the reduce-scatter of ``product(x)``, x [seq, ...]."""
-        if self.size == 1 or self.pieces == 1:
-            return self.reduce_scatter(product(x))
-        cuts = _by_rank(x, self.size).tensor_split(self.pieces, 1)
-        return PendingPieces(
-            [self.reduce_scatter(product(cut.flatten(0, 1))) for cut in cuts if cut.shape[1]]
-        )
-
-
-def _by_rank(whole: torch.Tensor, size: int) -> torch.Tensor:
-    """[seq, ...] as [tp, seq/tp, ...]."""
-    return whole.view(size, -1, *whole.shape[1:])

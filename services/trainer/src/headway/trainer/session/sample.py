@@ -86,5 +86,5 @@ def sample_next(
 
 def _gather_vocabulary(logits: torch.Tensor, tp: TensorParallel) -> torch.Tensor:
     """Join [micro_batch, vocab/tp] pieces to [micro_batch, vocab]."""
-    pieces = tp.all_gather(logits[None].contiguous()).wait()  # [tp, micro_batch, vocab/tp]
+    pieces = tp.join(logits[None]).wait()  # [tp, micro_batch, vocab/tp]
     return pieces.permute(1, 0, 2).flatten(1)
