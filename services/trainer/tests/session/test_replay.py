@@ -100,10 +100,11 @@ def _spoil(patch: pytest.MonkeyPatch, is_done_by: Callable[[int], bool], change:
     """Some replicas change one gradient wherever they compute it."""
     note = Replays.note
 
-    def spoiled(self: Replays, chunk: int, number: int = 0) -> None:
+    def spoiled(self: Replays, chunk: int, bucket: int, number: int = 0) -> None:
         if is_done_by(self._dp.rank):
-            change(self._context.flats[chunk].grads[2:3])
-        note(self, chunk, number)
+            place = self._context.buckets_of(chunk)[bucket]
+            change(self._context.flats[place].grads[2:3])
+        note(self, chunk, bucket, number)
 
     patch.setattr(Replays, "note", spoiled)
 

@@ -6,6 +6,7 @@ counters that must agree, and a half-built generation can be dropped.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from datetime import timedelta
 from typing import Any
 
@@ -17,6 +18,8 @@ from headway.trainer.comm.channel import Channels
 from headway.trainer.comm.interface import Op, Ticket
 
 _dist: Any = torch.distributed  # its stubs lack the stores and the methods of a bare group
+EXCHANGE_BYTES = 16 << 20
+"""Up to this size members exchange pieces: two ranks need 0.7 of an all_reduce's time."""
 _OPS = {"sum": _dist.ReduceOp.SUM, "max": _dist.ReduceOp.MAX}
 
 
@@ -54,12 +57,24 @@ class GlooComm:
     def reduce_scatter(self, out: torch.Tensor, flat: torch.Tensor) -> Ticket:
         """Sum ``flat`` over members and keep the own piece in ``out``.
 
-        gloo's reduce_scatter takes about twice as long as its all_reduce and copies in the caller,
-        so this is an all_reduce whose other pieces are ignored.
+        gloo's reduce_scatter takes about twice as long as its all_reduce and copies in the caller.
+        So members exchange pieces and each adds its own up, in the order of ranks; with large
+        tensors, whose pieces would need fresh memory, it is an all_reduce whose other pieces are
+        ignored.
         """
         own = flat.view(self.size, -1)[self.rank]
+        if flat.nbytes <= EXCHANGE_BYTES:
+            return self._exchange(out, flat)
         reduced = self._reduce(flat, "sum", Entered.REDUCE_SCATTER)
-        return reduced if out.data_ptr() == own.data_ptr() else _CopiedAfter(reduced, out, own)
+        return reduced if out.data_ptr() == own.data_ptr() else _After(reduced, out, [own])
+
+    def _exchange(self, out: torch.Tensor, flat: torch.Tensor) -> Ticket:
+        group, line, arriving = self._group, self._line, torch.empty_like(flat)
+        entered = line.enter(Entered.REDUCE_SCATTER, flat.nbytes)
+        sent = self._channels.watch(
+            lambda: group.alltoall_base(arriving, flat, [], []), line, entered
+        )
+        return _After(sent, out, arriving.view(self.size, -1).unbind(), keeps=flat)
 
     def _reduce(self, tensor: torch.Tensor, op: Op, entered_as: Entered) -> Ticket:
         group, line, reduce_op = self._group, self._line, _OPS[op]
@@ -116,11 +131,17 @@ class _Limited:
         return self._work.wait(*([] if limit_s is None else [timedelta(seconds=limit_s)]))
 
 
-class _CopiedAfter:
-    """Copies what another ticket's call made, when it is waited for."""
+class _After:
+    """Adds up what another ticket's call made, when it is waited for."""
 
-    def __init__(self, ticket: Ticket, out: torch.Tensor, source: torch.Tensor) -> None:
-        self._ticket, self._out, self._source = ticket, out, source
+    def __init__(
+        self,
+        ticket: Ticket,
+        out: torch.Tensor,
+        pieces: Sequence[torch.Tensor],
+        keeps: torch.Tensor | None = None,
+    ) -> None:
+        self._ticket, self._out, self._pieces, self._keeps = ticket, out, pieces, keeps
         self.collective = ticket.collective
 
     def done(self) -> bool:
@@ -128,9 +149,16 @@ class _CopiedAfter:
         return self._ticket.done()
 
     def wait(self) -> None:
-        """Wait, then copy; a second wait copies the same again."""
+        """Wait, then add; a second wait does the same again."""
         self._ticket.wait()
-        self._out.copy_(self._source)
+        first, *others = self._pieces
+        if others:
+            torch.add(first, others.pop(0), out=self._out)
+        else:
+            self._out.copy_(first)
+        for piece in others:
+            self._out.add_(piece)
+        self._keeps = None
 
 
 def gloo_options(host: str, timeout_s: float) -> Any:
