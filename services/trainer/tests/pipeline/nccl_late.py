@@ -91,7 +91,8 @@ def step_of(
 
 def _run(schedule: Schedule, rank: int, host: Host, pipe: Any, *, overlap: bool) -> None:
     chunks = [
-        Loading(c * schedule.pp + rank, schedule.num_stages, host) for c in range(schedule.vp)
+        Loading(stage, schedule.num_stages, host)
+        for stage in schedule.stage_map.stages_of(rank, schedule.vp)
     ]
     handlers = {
         Kind.DATA: lambda *_: host.do("lock"),

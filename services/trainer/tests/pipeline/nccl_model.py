@@ -209,7 +209,8 @@ def passes_of(
     for rank, _ in enumerate(schedule.ranks):
         trace = Trace()
         chunks: Any = [
-            FakeChunk(c * schedule.pp + rank, schedule.num_stages) for c in range(schedule.vp)
+            FakeChunk(stage, schedule.num_stages)
+            for stage in schedule.stage_map.stages_of(rank, schedule.vp)
         ]
         pipe = mapping(trace, rank, schedule)
         pipeline = pass_of(schedule, rank, chunks, pipe, trace, overlap=overlap)

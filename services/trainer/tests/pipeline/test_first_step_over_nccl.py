@@ -60,7 +60,9 @@ def test_an_abort_may_leave_ranks_that_were_not_rehearsed_in_a_call(
 def hosts_part(name: str, pp: int, vp: int, rank: int, *, overlap: bool, after: int = -1) -> Trace:
     """What one rank has done when its step ended, or was aborted after an event."""
     schedule, trace = lowered(name, pp, vp, groups=1), Trace(abort_after=after)
-    chunks = [FakeChunk(c * pp + rank, schedule.num_stages) for c in range(vp)]
+    chunks = [
+        FakeChunk(stage, schedule.num_stages) for stage in schedule.stage_map.stages_of(rank, vp)
+    ]
     pipe = by_pair(trace, rank, schedule)
     try:
         pass_of(schedule, rank, chunks, pipe, trace, overlap=overlap).run()

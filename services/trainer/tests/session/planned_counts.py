@@ -78,7 +78,7 @@ def _buckets(config: RunConfig, pp: int, action: Action) -> int:
 def _of_pass(config: RunConfig, pp: int, action: Action) -> int:
     """Of tensor parallelism in one forward or backward pass of a chunk."""
     grid, block = config.parallel.grid, config.model.architecture.block
-    stage = action.chunk * grid.pp + pp
+    stage = grid.stage_map.stage(pp, action.chunk)
     layers = len(config.stages[stage])
     is_first, is_last = stage == 0, stage == len(config.stages) - 1
     keeps_whole = config.parallel.tp_keep == "whole"

@@ -94,27 +94,37 @@ def _with_late(actions: pl.DataFrame, grid: Grid) -> pl.DataFrame:
 
 def _sent(actions: pl.DataFrame, grid: Grid) -> pl.DataFrame:
     """When the message of each receive was sent: the receiver's key and ``ready_ns``."""
-    stage = pl.col("chunk") * grid.pp + pl.col("pp_rank")
-    parts = []
+    receiver = (pl.col("peer_rank") * grid.dp + pl.col("dp_rank")) * grid.tp + pl.col("tp_rank")
+    sent = actions.filter(~pl.col("waiting")).join(
+        _receivers(actions.schema, grid), on=["pp_rank", "chunk", "action"]
+    )
+    return sent.select(
+        receiver.alias("rank"),
+        "generation",
+        "step",
+        pl.col("receives").alias("action"),
+        pl.col("peer_chunk").alias("chunk"),
+        "micro_batch",
+        pl.col("start_ns").alias("ready_ns"),
+        pl.col("rank").alias("ready_rank"),
+    ).unique(["rank", "generation", "step", "action", "chunk", "micro_batch"])
+
+
+def _receivers(schema: pl.Schema, grid: Grid) -> pl.DataFrame:
+    """Who receives what each pipeline rank and chunk sends."""
+    rows = []
     for sends, receives, forth in (
         (Kind.SEND_FORWARD, Kind.RECV_FORWARD, 1),
         (Kind.SEND_BACKWARD, Kind.RECV_BACKWARD, -1),
     ):
-        target = stage + forth
-        receiver = (target % grid.pp * grid.dp + pl.col("dp_rank")) * grid.tp + pl.col("tp_rank")
-        parts.append(
-            actions.filter((pl.col("action") == sends.name) & ~pl.col("waiting")).select(
-                receiver.alias("rank"),
-                "generation",
-                "step",
-                pl.lit(receives.name).alias("action"),
-                (target // grid.pp).alias("chunk"),
-                "micro_batch",
-                pl.col("start_ns").alias("ready_ns"),
-                pl.col("rank").alias("ready_rank"),
-            )
-        )
-    return pl.concat(parts).unique(["rank", "generation", "step", "action", "chunk", "micro_batch"])
+        for target in range(grid.pp * grid.vp):
+            if 0 <= (stage := target - forth) < grid.pp * grid.vp:
+                places = (*grid.stage_map.place(stage), *grid.stage_map.place(target))
+                rows.append((*places, sends.name, receives.name))
+    ranks, chunks = schema["pp_rank"], schema["chunk"]
+    columns = {"pp_rank": ranks, "chunk": chunks, "peer_rank": ranks, "peer_chunk": chunks}
+    named = {"action": schema["action"], "receives": schema["action"]}
+    return pl.DataFrame(rows, schema={**columns, **named}, orient="row")
 
 
 def _issued(actions: pl.DataFrame) -> pl.DataFrame:

@@ -86,6 +86,7 @@ def _parts(row: Row, grid: Grid) -> Iterator[tuple[Hashable, bool, bool]]:
 
 def _receiver(row: Row, grid: Grid) -> tuple[int, int, int]:
     """Rank, chunk and micro-batch by which the other end records a message."""
-    target = row["chunk"] * grid.pp + row["pp_rank"] + _SENDS[row["action"]]
-    rank = (target % grid.pp * grid.dp + row["dp_rank"]) * grid.tp + row["tp_rank"]
-    return rank, target // grid.pp, row["micro_batch"]
+    stage = grid.stage_map.stage(row["pp_rank"], row["chunk"])
+    peer, chunk = grid.stage_map.place(stage + _SENDS[row["action"]])
+    rank = (peer * grid.dp + row["dp_rank"]) * grid.tp + row["tp_rank"]
+    return rank, chunk, row["micro_batch"]

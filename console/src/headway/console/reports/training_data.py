@@ -166,7 +166,7 @@ class TrainingData:
             samples = sample_order.samples_of(self.config, rank=rank, step=step)
         place = self.config.parallel.grid.coordinates(rank)
         epoch, position = divmod(samples[number], self._reader.samples_per_epoch)
-        is_outer = place.pp in (0, self.config.parallel.pp - 1)
+        is_outer = place.pp in self.config.parallel.grid.stage_map.ends
         reads = is_outer or self.config.model.every_stage_reads
         title = (
             f"Step {step}, rank {rank} (replica {place.dp}, stage {place.pp}): sample "

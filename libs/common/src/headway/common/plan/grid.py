@@ -12,6 +12,7 @@ from typing import Literal
 
 from headway.common.config_checks import at_least
 from headway.common.errors import ConfigError
+from headway.common.plan.stage_map import StageMap
 
 Axis = Literal["tp", "dp", "pp"]
 AXES: tuple[Axis, ...] = ("tp", "dp", "pp")
@@ -51,6 +52,11 @@ class Grid:
         for axis in AXES:
             size *= self.degree(axis)
         return size
+
+    @property
+    def stage_map(self) -> StageMap:
+        """Which virtual stage each chunk of a pipeline rank is."""
+        return StageMap(self.pp)
 
     def degree(self, axis: Axis) -> int:
         """Number of ranks along ``axis``."""

@@ -13,6 +13,7 @@ from typing import Literal
 import torch
 from headway.common.node.group_table import NO_LINE, GroupLine
 from headway.common.plan.collectives import LANES, GroupKind
+from headway.common.plan.stage_map import StageMap
 from headway.trainer.comm.interface import Comm, SingleRank, Ticket
 
 Direction = Literal["forward", "backward"]
@@ -35,6 +36,8 @@ class PipeComm:
         self._lanes, self._lines = dict(lanes or {}), lines or {}
         self.rank = rank
         self.size = size
+        self.stage_map = StageMap(size)
+        """Which virtual stage each chunk of a rank is."""
 
     def send(
         self,

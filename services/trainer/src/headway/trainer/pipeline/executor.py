@@ -163,7 +163,7 @@ class Pipeline:
     def _send(self, action: Action) -> None:
         direction = DIRECTIONS[action.kind]
         kind = Kind.RECV_FORWARD if direction == "forward" else Kind.RECV_BACKWARD
-        key = receiver_of(action, kind, self._pipe)
+        _, key = receiver_of(action, kind, self._pipe)
         tensor = self._outbox.pop(key).contiguous()
         with self._record(action, nbytes=tensor.nbytes) as sequence:
             ticket = self._pipe.send(direction, tensor, action.peer, tag_of(key))
@@ -232,8 +232,9 @@ class Pipeline:
         self._inbox[key] = buffer
 
     def _hand_on(self, action: Action, kind: Kind, tensor: torch.Tensor) -> None:
-        box = self._inbox if self._pipe.size == 1 else self._outbox
-        box[receiver_of(action, kind, self._pipe)] = tensor
+        rank, key = receiver_of(action, kind, self._pipe)
+        box = self._inbox if rank == self._pipe.rank else self._outbox
+        box[key] = tensor
 
     def _record(
         self, action: Action, flags: int = 0, nbytes: int = 0, collective: int = 0

@@ -19,18 +19,13 @@ TAG_MICRO_BATCHES = 1 << 22
 """Number of micro-batches after which a tag repeats; see ``tag_of``."""
 
 
-def receiver_of(action: Action, kind: Kind, pipe: PipeComm) -> MessageKey:
-    """Where the result of ``action`` goes, a message of kind ``kind``.
-
-    The next stage of the last pipeline rank is chunk + 1 on rank 0, the one before rank 0's is
-    chunk - 1 on the last rank.
+def receiver_of(action: Action, kind: Kind, pipe: PipeComm) -> tuple[int, MessageKey]:
+    """Where the result of ``action`` goes: the pipeline rank of the neighbouring stage, and the key
+    there of a message of kind ``kind``.
     """
-    chunk = action.chunk
-    if kind is Kind.RECV_FORWARD:
-        chunk += pipe.rank == pipe.size - 1
-    else:
-        chunk -= pipe.rank == 0
-    return kind, chunk, action.micro_batch
+    stage = pipe.stage_map.stage(pipe.rank, action.chunk)
+    rank, chunk = pipe.stage_map.place(stage + (1 if kind is Kind.RECV_FORWARD else -1))
+    return rank, (kind, chunk, action.micro_batch)
 
 
 def tag_of(key: MessageKey) -> int:

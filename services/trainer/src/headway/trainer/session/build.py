@@ -18,16 +18,14 @@ def build_model(
 ) -> tuple[list[Chunk], list[FlatChunk]]:
     """The chunks of the rank at ``place`` and the memory of all their buckets, in order.
 
-    Chunk ``c`` of pipeline rank ``r`` is virtual stage ``c * pp + r``. Nothing is initialised:
-    weights come from a restore.
+    Nothing is initialised: weights come from a restore.
     """
     grid, train = config.parallel.grid, config.train
     precision = Precision.of(train.dtype)
     stages = config.stages
     chunks: list[Chunk] = []
     flats: list[FlatChunk] = []
-    for index in range(grid.vp):
-        stage = index * grid.pp + place.pp
+    for stage in grid.stage_map.stages_of(place.pp, grid.vp):
         chunk = build_chunk(
             config.model,
             layers=stages[stage],

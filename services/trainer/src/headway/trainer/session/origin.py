@@ -88,7 +88,8 @@ class _Search:
         self._num_layers = context.config.model.layers
         grid, rank = context.config.parallel.grid, context.rank
         stages = context.config.stages
-        self.layers = [stages[chunk * grid.pp + context.place.pp] for chunk in range(grid.vp)]
+        own = grid.stage_map.stages_of(context.place.pp, grid.vp)
+        self.layers = [stages[stage] for stage in own]
         self._alone = (rank,)
         self._shard, self._replicas = grid.group("tp", rank), grid.group("dp", rank)
         self._first: _Found | None = None

@@ -33,29 +33,28 @@ def sample_text(
     length = -(-(len(prompt) + count) // tp.size) * tp.size
     text = torch.zeros((1, length), dtype=torch.int64, device=parts.device)
     text[0, : len(prompt)] = torch.tensor(prompt)
-    stages = len(parts.chunks) * pipe.size
+    stage_map, num_stages = pipe.stage_map, len(parts.chunks) * pipe.size
     for position in range(len(prompt) - 1, len(prompt) - 1 + count):
         uniform = float(vocabulary.random())
         picked = torch.zeros(1, dtype=torch.float64, device=parts.device)
         x = text
-        for stage in range(stages):
-            if stage % pipe.size != pipe.rank:
-                continue
-            chunk = parts.chunks[stage // pipe.size]
-            if stage > 0 and pipe.size > 1:
+        for stage in stage_map.stages_of(pipe.rank, len(parts.chunks)):
+            chunk = parts.chunks[stage_map.place(stage)[1]]
+            before, after = (stage_map.place(other)[0] for other in (stage - 1, stage + 1))
+            if stage > 0 and before != pipe.rank:
                 x = torch.empty(
                     (length // tp.size, 1, config.model.hidden),
                     dtype=dtype,
                     device=parts.device,
                 )
-                pipe.recv("forward", x, (stage - 1) % pipe.size, stage).wait()
-            if stage == stages - 1:
+                pipe.recv("forward", x, before, stage).wait()
+            if stage == num_stages - 1:
                 logits = chunk.logits(x, position)
                 picked[0] = sample_next(logits, tp, temperature=temperature, uniform=uniform).item()
             else:
                 x = chunk.forward(x, train=False).output
-                if pipe.size > 1:
-                    pipe.send("forward", x, (stage + 1) % pipe.size, stage + 1).wait()
+                if after != pipe.rank:
+                    pipe.send("forward", x, after, stage + 1).wait()
         groups.every_rank.all_reduce(picked, "max").wait()
         text[0, position + 1] = int(picked.item())
     return [int(token) for token in text[0, len(prompt) : len(prompt) + count]]

@@ -83,7 +83,7 @@ def data_readers(config: RunConfig, rank: int) -> list[int]:
         other
         for other in placement.ranks_of(placement.node_of(rank))
         if (c := grid.coordinates(other)).dp == place.dp
-        and (config.model.every_stage_reads or c.pp in (0, grid.pp - 1))
+        and (config.model.every_stage_reads or c.pp in grid.stage_map.ends)
     ]
 
 

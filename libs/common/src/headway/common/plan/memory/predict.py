@@ -85,15 +85,15 @@ def predict(shape: MemoryShape, pp_rank: int) -> RankMemory:
         ConfigError: the schedule cannot serve this grid, or an unknown mode.
     """
     grid, sizes = shape.grid, shape.sizes
-    stages = [chunk * grid.pp + pp_rank for chunk in range(grid.vp)]
+    stages, (first, last) = grid.stage_map.stages_of(pp_rank, grid.vp), grid.stage_map.ends
     numel = [shape.numel(stage) for stage in stages]
     state = (1 + shape.moments) * sizes.master * sum(numel) // grid.dp
     order = _lists(shape.schedule, grid.pp, grid.vp, shape.num_micro_batches).ranks[pp_rank]
     at_peak = _replay(order, [_chunk_pass(shape, stage) for stage in stages])
-    is_borrower = shape.model.tied and 0 < pp_rank == grid.pp - 1  # of the embedding's table
+    is_borrower = shape.model.tied and first != last == pp_rank  # of the embedding's table
     borrowed = is_borrower * shape.model.table_rows * shape.model.hidden // grid.tp
     rows = 0
-    if pp_rank in (0, grid.pp - 1):
+    if pp_rank in (first, last):
         rows = shape.num_micro_batches * BYTES_PER_TOKEN * sizes.tokens
     return RankMemory(
         pp_rank=pp_rank,

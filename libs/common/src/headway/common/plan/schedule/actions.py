@@ -1,13 +1,15 @@
 """The building blocks of a schedule: everything in a step that takes time is an Action.
 
-A chunk is one of the ``vp`` model chunks of a pipeline rank; chunk ``c`` of rank ``r`` is virtual
-stage ``c * pp + r``. Micro-batches are numbered locally to one data-parallel replica, from 0.
+A chunk is one of the ``vp`` model chunks of a pipeline rank; ``plan.stage_map`` says which virtual
+stage it is. Micro-batches are numbered locally to one data-parallel replica, from 0.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import IntEnum
+
+from headway.common.plan.stage_map import StageMap
 
 
 class Kind(IntEnum):
@@ -81,7 +83,12 @@ class Schedule:
 
     def reads(self, rank: int) -> bool:
         """Whether ``rank`` takes data: tokens on the first, labels on the last."""
-        return self.all_read or rank in (0, self.pp - 1)
+        return self.all_read or rank in self.stage_map.ends
+
+    @property
+    def stage_map(self) -> StageMap:
+        """Which virtual stage each chunk of a rank is."""
+        return StageMap(self.pp)
 
     @property
     def num_stages(self) -> int:

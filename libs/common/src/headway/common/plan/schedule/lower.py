@@ -15,7 +15,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from headway.common.plan.schedule.actions import COMPUTE, Action, Kind, Schedule
-from headway.common.plan.schedule.timeline import Span, stage_of, unit_timeline
+from headway.common.plan.schedule.timeline import Span, unit_timeline
 
 _BACKWARD_MESSAGE, _FORWARD_MESSAGE, _COMPUTE = range(3)  # order of events at the same time
 _ENDS_OF_BACKWARD = (Kind.BACKWARD, Kind.BACKWARD_WEIGHT, Kind.SEND_BACKWARD)
@@ -57,14 +57,14 @@ def _message(schedule: Schedule, span: Span) -> list[tuple[int, Action]]:
     The list is empty if the result does not leave the rank.
     """
     action, mb = span.action, span.action.micro_batch
-    stage = stage_of(schedule, span.rank, action.chunk)
+    stage = schedule.stage_map.stage(span.rank, action.chunk)
     if action.kind is Kind.FORWARD:
         target, send, receive = stage + 1, Kind.SEND_FORWARD, Kind.RECV_FORWARD
     elif action.kind in (Kind.BACKWARD, Kind.BACKWARD_INPUT):
         target, send, receive = stage - 1, Kind.SEND_BACKWARD, Kind.RECV_BACKWARD
     else:
         return []
-    peer, chunk = target % schedule.pp, target // schedule.pp
+    peer, chunk = schedule.stage_map.place(target)
     if not 0 <= target < schedule.num_stages or peer == span.rank:
         return []
     return [

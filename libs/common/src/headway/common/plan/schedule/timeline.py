@@ -66,9 +66,8 @@ def unit_timeline(
                 spans.append(Span(rank, action, start, clock[rank]))
                 kind = Kind.FORWARD if action.kind is Kind.FORWARD else Kind.BACKWARD
                 if action.kind is not Kind.BACKWARD_WEIGHT:
-                    done[kind, stage_of(schedule, rank, action.chunk), action.micro_batch] = clock[
-                        rank
-                    ]
+                    stage = schedule.stage_map.stage(rank, action.chunk)
+                    done[kind, stage, action.micro_batch] = clock[rank]
                 at[rank] += 1
                 moved = True
     for rank, order in enumerate(schedule.ranks):
@@ -80,16 +79,11 @@ def unit_timeline(
     return sorted(spans, key=lambda span: (span.start, span.rank))
 
 
-def stage_of(schedule: Schedule, rank: int, chunk: int) -> int:
-    """Virtual stage of a rank's chunk."""
-    return chunk * schedule.pp + rank
-
-
 def _ready(
     schedule: Schedule, rank: int, action: Action, done: dict[tuple[Kind, int, int], float]
 ) -> float | None:
     """When the action's input is ready; None if its producer has not run yet."""
-    stage, last = stage_of(schedule, rank, action.chunk), schedule.num_stages - 1
+    stage, last = schedule.stage_map.stage(rank, action.chunk), schedule.num_stages - 1
     mb = action.micro_batch
     if action.kind is Kind.FORWARD:
         return 0.0 if stage == 0 else done.get((Kind.FORWARD, stage - 1, mb))

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 
 from headway.common.errors import ConfigError
 from headway.common.plan.schedule.actions import COMPUTE, RECEIVES, SENDS, Action, Kind, Schedule
-from headway.common.plan.schedule.timeline import stage_of
 
 _BODY = COMPUTE | SENDS | RECEIVES | {Kind.ALL_GATHER, Kind.REDUCE_SCATTER, Kind.DATA}
 
@@ -49,24 +48,28 @@ def validate(schedule: Schedule) -> Proof:
 def _expected(schedule: Schedule, rank: int) -> Counter[tuple[Kind, int, int]]:
     """Compute and message actions that a rank must do; a backward counts as its two halves."""
     wanted: Counter[tuple[Kind, int, int]] = Counter()
-    last = schedule.num_stages - 1
     for chunk in range(schedule.vp):
-        stage = stage_of(schedule, rank, chunk)
+        stage = schedule.stage_map.stage(rank, chunk)
         kinds = [Kind.FORWARD]
-        if stage > 0 and schedule.pp > 1:
+        if _is_elsewhere(schedule, rank, stage - 1):
             kinds.append(Kind.RECV_FORWARD)
-        if stage < last and schedule.pp > 1:
+        if _is_elsewhere(schedule, rank, stage + 1):
             kinds.append(Kind.SEND_FORWARD)
         if not schedule.forward_only:
             kinds += [Kind.BACKWARD_INPUT, Kind.BACKWARD_WEIGHT]
-            if stage < last and schedule.pp > 1:
+            if _is_elsewhere(schedule, rank, stage + 1):
                 kinds.append(Kind.RECV_BACKWARD)
-            if stage > 0 and schedule.pp > 1:
+            if _is_elsewhere(schedule, rank, stage - 1):
                 kinds.append(Kind.SEND_BACKWARD)
         wanted.update(
             (kind, chunk, mb) for kind in kinds for mb in range(schedule.num_micro_batches)
         )
     return wanted
+
+
+def _is_elsewhere(schedule: Schedule, rank: int, stage: int) -> bool:
+    """Whether there is such a stage, on another rank, so that results need a message."""
+    return 0 <= stage < schedule.num_stages and schedule.stage_map.place(stage)[0] != rank
 
 
 def _check_complete(schedule: Schedule, rank: int, order: tuple[Action, ...]) -> None:
@@ -204,8 +207,8 @@ def _exchange(
     made = (Kind.FORWARD if forward else Kind.BACKWARD_INPUT, send.chunk, send.micro_batch)
     if made not in have[rank]:
         _refuse(schedule, rank, f"{send} comes before what it sends is made")
-    target = stage_of(schedule, rank, send.chunk) + (1 if forward else -1)
-    peer, chunk = target % schedule.pp, target // schedule.pp
+    stage = schedule.stage_map.stage(rank, send.chunk)
+    peer, chunk = schedule.stage_map.place(stage + (1 if forward else -1))
     if peer != send.peer:
         _refuse(schedule, rank, f"{send} goes to rank {send.peer}, its stage is on {peer}")
     other = schedule.ranks[peer][at[peer]] if at[peer] < len(schedule.ranks[peer]) else None
@@ -222,20 +225,19 @@ def _compute(
     schedule: Schedule, rank: int, action: Action, have: set[tuple[Kind, int, int]]
 ) -> None:
     """Check that inputs are there. Stages on one rank hand over without a message."""
-    stage, mb, chunk = stage_of(schedule, rank, action.chunk), action.micro_batch, action.chunk
+    stages, mb, chunk = schedule.stage_map, action.micro_batch, action.chunk
+    stage = stages.stage(rank, chunk)
     needs: list[tuple[Kind, int, int]] = []
     if action.kind is Kind.FORWARD and stage > 0:
-        needs.append(
-            (Kind.RECV_FORWARD, chunk, mb) if schedule.pp > 1 else (Kind.FORWARD, chunk - 1, mb)
-        )
+        is_received = _is_elsewhere(schedule, rank, stage - 1)
+        local = (Kind.FORWARD, stages.place(stage - 1)[1], mb)
+        needs.append((Kind.RECV_FORWARD, chunk, mb) if is_received else local)
     if action.kind in (Kind.BACKWARD, Kind.BACKWARD_INPUT):
         needs.append((Kind.FORWARD, chunk, mb))
         if stage < schedule.num_stages - 1:
-            needs.append(
-                (Kind.RECV_BACKWARD, chunk, mb)
-                if schedule.pp > 1
-                else (Kind.BACKWARD_INPUT, chunk + 1, mb)
-            )
+            is_received = _is_elsewhere(schedule, rank, stage + 1)
+            local = (Kind.BACKWARD_INPUT, stages.place(stage + 1)[1], mb)
+            needs.append((Kind.RECV_BACKWARD, chunk, mb) if is_received else local)
     if action.kind is Kind.BACKWARD_WEIGHT:
         needs.append((Kind.BACKWARD_INPUT, chunk, mb))
     for need in needs:
