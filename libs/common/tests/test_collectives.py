@@ -16,7 +16,7 @@ GRIDS = [
     Grid(tp=tp, pp=pp, dp=dp, vp=vp)
     for tp, pp, dp, vp in itertools.product((1, 2, 4), (1, 2, 3), (1, 2, 3), (1, 2))
     if vp == 1 or pp > 1
-]
+] + [Grid(tp=tp, pp=pp, dp=2, vp=2, is_v=True) for tp in (1, 2) for pp in (2, 3, 4)]
 
 
 @pytest.mark.parametrize("grid", GRIDS, ids=str)
@@ -54,6 +54,22 @@ def test_messages_go_where_the_schedule_sends_them() -> None:
         (GroupKind.BACKWARD_WRAP, (1, 9)),
         (GroupKind.TIED_TABLE, (1, 9)),
         (GroupKind.TIED_GRADIENT, (9, 1)),
+    }
+
+
+def test_in_a_v_neighbours_send_to_each_other_in_both_directions_and_ends_do_not() -> None:
+    grid = Grid(pp=3, vp=2, is_v=True)
+    found = {
+        (one.kind, members(grid, one.group)) for rank in range(3) for one in memberships(grid, rank)
+    }
+    assert {one for one in found if one[0] >= GroupKind.FORWARD} == {
+        (kind, ranks)
+        for kinds, pairs in (
+            ((GroupKind.FORWARD, GroupKind.BACKWARD_WRAP), ((0, 1), (1, 2))),
+            ((GroupKind.BACKWARD, GroupKind.FORWARD_WRAP), ((1, 0), (2, 1))),
+        )
+        for kind in kinds
+        for ranks in pairs
     }
 
 

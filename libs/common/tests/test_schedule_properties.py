@@ -22,11 +22,14 @@ NAMES = ("gpipe", "1f1b", "zb-h1")
 @st.composite
 def schedules(draw: st.DrawFn) -> Schedule:
     pp = draw(st.integers(1, 8))
-    name = draw(st.sampled_from([*NAMES, "interleaved", "forward-only"]))
-    vp = draw(st.integers(1, 4)) if name in ("interleaved", "forward-only") else 1
+    name = draw(st.sampled_from([*NAMES, "zb-v", "interleaved", "forward-only"]))
+    vp = (
+        draw(st.integers(1, 4)) if name in ("interleaved", "forward-only") else 1 + (name == "zb-v")
+    )
     m = draw(st.integers(1, 32 // pp if name == "interleaved" else 32))
     if name == "forward-only":
-        return forward_only(pp=pp, vp=vp, num_micro_batches=m)
+        is_v = vp == 2 and draw(st.booleans())
+        return forward_only(pp=pp, vp=vp, num_micro_batches=m, is_v=is_v)
     return generate(name, pp=pp, vp=vp, num_micro_batches=m * pp if name == "interleaved" else m)
 
 
@@ -123,6 +126,7 @@ def test_zero_bubble_holds_no_more_than_the_first_rank_of_1f1b(pp: int, m: int) 
     ("call", "words"),
     [
         (lambda: generate("1f1b", pp=2, vp=2, num_micro_batches=4), "vp=2"),
+        (lambda: generate("zb-v", pp=2, vp=1, num_micro_batches=4), "vp=1"),
         (lambda: generate("interleaved", pp=2, vp=2, num_micro_batches=3), "3 micro-batches"),
         (lambda: generate("2f2b", pp=2, num_micro_batches=3), "2f2b"),
         (lambda: generate("1f1b", pp=0, num_micro_batches=3), "pp=0"),

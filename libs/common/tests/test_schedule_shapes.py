@@ -30,6 +30,8 @@ SHAPES = [
     ("1f1b", 3, 1, 4),
     ("1f1b", 1, 1, 3),
     ("zb-h1", 4, 1, 5),
+    ("zb-v", 2, 2, 4),
+    ("zb-v", 3, 2, 2),
     ("interleaved", 2, 2, 4),
     ("interleaved", 1, 2, 3),
     ("forward-only", 2, 2, 3),
@@ -41,6 +43,11 @@ def make(name: str, pp: int, vp: int, m: int) -> Schedule:
     if name == "forward-only":
         return forward_only(pp=pp, vp=vp, num_micro_batches=m)
     return generate(name, pp=pp, vp=vp, num_micro_batches=m)
+
+
+def chunks(name: str, vp: int) -> int:
+    """``vp`` for the schedules that take any, else what they need."""
+    return vp if name in ("interleaved", "forward-only") else 1 + (name == "zb-v")
 
 
 def changed(schedule: Schedule, rank: int, order: list[Action]) -> Schedule:
@@ -83,7 +90,7 @@ def test_exchanging_any_two_micro_batches_of_one_kind_and_chunk_is_refused(
 
 @settings(max_examples=150)
 @given(
-    st.sampled_from(["gpipe", "1f1b", "zb-h1", "interleaved"]),
+    st.sampled_from(["gpipe", "1f1b", "zb-h1", "zb-v", "interleaved"]),
     st.integers(2, 8),
     st.integers(1, 4),
     st.integers(1, 4),
@@ -92,8 +99,7 @@ def test_exchanging_any_two_micro_batches_of_one_kind_and_chunk_is_refused(
 def test_a_send_exchanged_with_a_receive_of_the_same_peer_in_one_gap_is_refused(
     name: str, pp: int, vp: int, groups: int, data: st.DataObject
 ) -> None:
-    vp = vp if name == "interleaved" else 1
-    lowered = lower(generate(name, pp=pp, vp=vp, num_micro_batches=groups * pp))
+    lowered = lower(generate(name, pp=pp, vp=chunks(name, vp), num_micro_batches=groups * pp))
     found = [
         (rank, i)
         for rank, order in enumerate(lowered.ranks)
@@ -166,7 +172,7 @@ def test_a_reduction_before_the_send_that_the_stage_before_waits_for_is_refused(
 
 @settings(max_examples=150)
 @given(
-    st.sampled_from(["gpipe", "1f1b", "zb-h1", "interleaved", "forward-only"]),
+    st.sampled_from(["gpipe", "1f1b", "zb-h1", "zb-v", "interleaved", "forward-only"]),
     st.integers(1, 8),
     st.integers(1, 4),
     st.integers(1, 4),
@@ -174,9 +180,7 @@ def test_a_reduction_before_the_send_that_the_stage_before_waits_for_is_refused(
 def test_nothing_but_receives_stands_between_a_result_and_its_send(
     name: str, pp: int, vp: int, groups: int
 ) -> None:
-    schedule = lower(
-        make(name, pp, vp if name in ("interleaved", "forward-only") else 1, groups * pp)
-    )
+    schedule = lower(make(name, pp, chunks(name, vp), groups * pp))
     for order in schedule.ranks:
         for index, action in enumerate(order):
             if action.kind in SENDS:
@@ -204,7 +208,7 @@ def test_a_split_input_gradient_is_sent_before_anything_else(pp: int, m: int) ->
 
 @settings(max_examples=100)
 @given(
-    st.sampled_from(["gpipe", "1f1b", "zb-h1", "interleaved", "forward-only"]),
+    st.sampled_from(["gpipe", "1f1b", "zb-h1", "zb-v", "interleaved", "forward-only"]),
     st.integers(1, 8),
     st.integers(1, 4),
     st.integers(1, 4),
@@ -212,21 +216,20 @@ def test_a_split_input_gradient_is_sent_before_anything_else(pp: int, m: int) ->
 def test_both_ends_of_a_lane_list_its_messages_in_the_same_order(
     name: str, pp: int, vp: int, groups: int
 ) -> None:
-    schedule = lower(
-        make(name, pp, vp if name in ("interleaved", "forward-only") else 1, groups * pp)
-    )
+    schedule = lower(make(name, pp, chunks(name, vp), groups * pp))
+    stage = schedule.stage_map.stage
     for sender, receiver in itertools.permutations(range(pp), 2):
         for send, receive, step in (
             (Kind.SEND_FORWARD, Kind.RECV_FORWARD, 1),
             (Kind.SEND_BACKWARD, Kind.RECV_BACKWARD, -1),
         ):
             sent = [
-                (a.chunk * pp + sender + step, a.micro_batch)
+                (stage(sender, a.chunk) + step, a.micro_batch)
                 for a in schedule.ranks[sender]
                 if a.kind is send and a.peer == receiver
             ]
             received = [
-                (a.chunk * pp + receiver, a.micro_batch)
+                (stage(receiver, a.chunk), a.micro_batch)
                 for a in schedule.ranks[receiver]
                 if a.kind is receive and a.peer == sender
             ]

@@ -27,7 +27,7 @@ class GroupKind(IntEnum):
     EVERY_RANK = 4  # sums and agreements over all ranks, which are made of collectives of the axes
     STAGE = 5  # the same over the ranks of one pipeline stage
     FORWARD = 6  # activations, to the next stage
-    FORWARD_WRAP = 7  # from the last stage's rank to the first's, with interleaving
+    FORWARD_WRAP = 7  # from the last rank to the first, or to the previous one with a V of chunks
     BACKWARD = 8  # their gradients, to the previous stage
     BACKWARD_WRAP = 9
     TIED_TABLE = 10  # the table of a tied model, from the first stage to the last
@@ -57,13 +57,15 @@ LANES: dict[tuple[Literal["forward", "backward"], bool], GroupKind] = {
 }
 """Direction of the schedule, and whether the receiver's pipeline rank is the higher one."""
 _STEPS = {GroupKind.FORWARD: 1, GroupKind.BACKWARD: -1}
+_V_STEPS = _STEPS | {GroupKind.FORWARD_WRAP: -1, GroupKind.BACKWARD_WRAP: 1}
+"""Kinds whose messages are between neighbours, and how far the receiver is from the sender."""
 _BETWEEN_ENDS = {
     GroupKind.FORWARD_WRAP: "last",
     GroupKind.BACKWARD_WRAP: "first",
     GroupKind.TIED_TABLE: "first",
     GroupKind.TIED_GRADIENT: "last",
 }
-"""Kinds whose messages are between the first and the last stage, and which of them sends."""
+"""Kinds whose messages are between the first and the last rank, and which of them sends."""
 NUM_LINES = 2 * (max(GroupKind) + 1)
 
 
@@ -126,9 +128,10 @@ def members(grid: Grid, group: int) -> tuple[int, ...]:
     if kind is GroupKind.STAGE:
         return tuple(range(number, number + grid.tp * grid.dp))
     stages = grid.group("pp", number)
-    if kind in _BETWEEN_ENDS:
-        return number, stages[-1 if _BETWEEN_ENDS[kind] == "first" else 0]
-    return number, stages[(stages.index(number) + _STEPS[kind]) % grid.pp]
+    steps = _steps(grid)
+    if kind in steps:
+        return number, stages[(stages.index(number) + steps[kind]) % grid.pp]
+    return number, stages[-1 if _BETWEEN_ENDS[kind] == "first" else 0]
 
 
 def memberships(grid: Grid, rank: int, *, joins_ends: bool = False) -> tuple[Membership, ...]:
@@ -151,15 +154,21 @@ def memberships(grid: Grid, rank: int, *, joins_ends: bool = False) -> tuple[Mem
 def _messages(grid: Grid, rank: int, *, joins_ends: bool) -> Iterator[Membership]:
     stages = grid.group("pp", rank)
     place, last = stages.index(rank), grid.pp - 1
-    for kind, step in _STEPS.items():
+    steps = _steps(grid)
+    for kind, step in steps.items():
         if 0 <= place + step <= last:
             yield Membership(kind, rank, 2)
         if 0 <= place - step <= last:
             yield Membership(kind, stages[place - step], 2, is_receiver=True)
     for kind, sender in _BETWEEN_ENDS.items():
-        is_used = joins_ends if kind >= GroupKind.TIED_TABLE else grid.vp > 1
+        is_wrap = kind not in steps and grid.vp > 1
+        is_used = joins_ends if kind >= GroupKind.TIED_TABLE else is_wrap
         sends, receives = (0, last) if sender == "first" else (last, 0)
         if is_used and place == sends:
             yield Membership(kind, rank, 2)
         if is_used and place == receives:
             yield Membership(kind, stages[sends], 2, is_receiver=True)
+
+
+def _steps(grid: Grid) -> dict[GroupKind, int]:
+    return _V_STEPS if grid.is_v else _STEPS

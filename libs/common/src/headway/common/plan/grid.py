@@ -33,6 +33,8 @@ class Coordinates:
 class Grid:
     """Degrees of parallelism; ``vp`` is the number of model chunks per pipeline rank.
 
+    ``is_v``: the two chunks of each pipeline rank are placed in a V; see ``StageMap``.
+
     Raises:
         ConfigError: a degree below 1.
     """
@@ -41,6 +43,7 @@ class Grid:
     pp: int = 1
     dp: int = 1
     vp: int = 1
+    is_v: bool = False
 
     def __post_init__(self) -> None:
         at_least(self, "", 1, *AXES, "vp")
@@ -56,7 +59,7 @@ class Grid:
     @property
     def stage_map(self) -> StageMap:
         """Which virtual stage each chunk of a pipeline rank is."""
-        return StageMap(self.pp)
+        return StageMap(self.pp, self.is_v)
 
     def degree(self, axis: Axis) -> int:
         """Number of ranks along ``axis``."""

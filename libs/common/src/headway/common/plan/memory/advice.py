@@ -70,3 +70,6 @@ def _changes(shape: MemoryShape) -> Iterator[tuple[str, MemoryShape]]:
         yield f"parallel.dp={2 * grid.dp}", fewer
     if shape.schedule in ("zb-h1", "gpipe"):
         yield "parallel.schedule=1f1b", replace(shape, schedule="1f1b")
+    if shape.schedule == "zb-v":
+        whole = replace(grid, vp=1, is_v=False)
+        yield "parallel.schedule=1f1b", replace(shape, schedule="1f1b", grid=whole)

@@ -153,10 +153,10 @@ def _replay(order: tuple[Action, ...], passes: list[_ChunkPass]) -> _AtPeak:
 
 
 def _messages(shape: MemoryShape, order: tuple[Action, ...]) -> int:
-    """Open receives and, for each direction, the send that is kept until the next one."""
+    """Open receives and, for each direction and peer, the send that is kept until the next one."""
     receives = sum(action.kind in RECEIVES for action in order)
-    directions = len({action.kind for action in order if action.kind in SENDS})
-    return (min(POSTED, receives) + directions) * shape.sizes.piece
+    lanes = len({(action.kind, action.peer) for action in order if action.kind in SENDS})
+    return (min(POSTED, receives) + lanes) * shape.sizes.piece
 
 
 @cache

@@ -16,6 +16,7 @@ from headway.common.plan.schedule.generate import (
     interleaved_1f1b,
     one_f_one_b,
     zb_h1,
+    zb_v,
 )
 from headway.common.plan.schedule.lower import lower
 from headway.common.plan.schedule.timeline import unit_timeline
@@ -36,4 +37,5 @@ __all__ = [
     "unit_timeline",
     "validate",
     "zb_h1",
+    "zb_v",
 ]

@@ -79,16 +79,18 @@ class Schedule:
     forward_only: bool
     ranks: tuple[tuple[Action, ...], ...]
     all_read: bool = False
-    """Whether ranks between the first and the last take data too."""
+    """Whether ranks without the first or the last stage take data too."""
+    is_v: bool = False
+    """Whether chunks are placed in a V; see ``StageMap``."""
 
     def reads(self, rank: int) -> bool:
-        """Whether ``rank`` takes data: tokens on the first, labels on the last."""
+        """Whether ``rank`` takes data: tokens for the first stage, labels for the last."""
         return self.all_read or rank in self.stage_map.ends
 
     @property
     def stage_map(self) -> StageMap:
         """Which virtual stage each chunk of a rank is."""
-        return StageMap(self.pp)
+        return StageMap(self.pp, self.is_v)
 
     @property
     def num_stages(self) -> int:

@@ -5,6 +5,7 @@ Communication is not here; ``lower`` adds it.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -15,7 +16,7 @@ Order = list[Action]
 
 
 def generate(name: str, *, pp: int, vp: int = 1, num_micro_batches: int) -> Schedule:
-    """The schedule called ``gpipe``, ``1f1b``, ``interleaved`` or ``zb-h1``.
+    """The schedule called ``gpipe``, ``1f1b``, ``interleaved``, ``zb-h1`` or ``zb-v``.
 
     Without a pipeline (pp 1) ``1f1b`` takes chunks too: a micro-batch goes forward through all and
     back, so that the reduction of one chunk's gradients runs under the backward of the one before,
@@ -29,16 +30,18 @@ def generate(name: str, *, pp: int, vp: int = 1, num_micro_batches: int) -> Sche
         "1f1b": one_f_one_b,
         "interleaved": interleaved_1f1b,
         "zb-h1": zb_h1,
+        "zb-v": zb_v,
     }
     if name not in makers:
         raise ConfigError(f"unknown schedule {name!r}", remedy=f"use one of {', '.join(makers)}")
     if name == "interleaved" or (name == "1f1b" and pp == 1):
         found = interleaved_1f1b(pp=pp, vp=vp, num_micro_batches=num_micro_batches)
         return replace(found, name=name)
-    if vp != 1:
+    wanted = 2 if name == "zb-v" else 1
+    if vp != wanted:
         raise ConfigError(
             f"vp={vp} with schedule {name!r} and pp={pp}",
-            remedy="use schedule 'interleaved' or vp=1",
+            remedy=f"use schedule 'interleaved' or vp={wanted}",
         )
     return makers[name](pp=pp, num_micro_batches=num_micro_batches)
 
@@ -108,9 +111,46 @@ def zb_h1(*, pp: int, num_micro_batches: int) -> Schedule:
     return _schedule("zb-h1", pp, 1, num_micro_batches, ranks)
 
 
-def forward_only(*, pp: int, vp: int = 1, num_micro_batches: int) -> Schedule:
-    """Forward only, any number of micro-batches through every chunk: validation and sampling."""
+def zb_v(*, pp: int, num_micro_batches: int) -> Schedule:
+    """ZB-V (arXiv 2401.10241, section 6; V-ZB of 2405.15362, figure 4): no bubble, 1F1B's memory.
+
+    Each rank has two chunks, placed in a V, and passes of either fill the gaps of the other. If a
+    forward, an input gradient and a weight gradient of a chunk take equal times and there are
+    ``2 pp - 1`` micro-batches or more, no rank idles between its first pass and its last. No rank
+    keeps more than ``2 pp`` pairs of chunk and micro-batch, which are ``pp`` micro-batches of a
+    whole stage. Fewer micro-batches are taken in the same order, without the later ones.
+    """
+    ranks = []
+    for rank in range(pp):
+        rounds = max(num_micro_batches, 2 * pp - 1) - 2 * pp + 1 + rank
+        passes = (
+            ["F0"] * (2 * (pp - rank) - 1)
+            + ["F1", "F0"] * rank
+            + ["F1", "B1", "W1"] * (pp - rank)
+            + ["F0", "B0", "W0", "F1", "B1", "W1"] * rounds
+            + ["B0", "W0", "F1", "B1", "W1"] * (pp - rank - 1)
+            + ["B0", "B1"] * rank
+            + ["B0", "W0"] * (pp - rank)
+            + ["W1"] * rank
+            + ["W0"] * rank
+        )
+        ranks.append(_numbered(passes, num_micro_batches))
+    return replace(_schedule("zb-v", pp, 2, num_micro_batches, ranks), is_v=True)
+
+
+def forward_only(*, pp: int, vp: int = 1, num_micro_batches: int, is_v: bool = False) -> Schedule:
+    """Forward only, any number of micro-batches through every chunk: validation and sampling.
+
+    With chunks in a V, rank r begins with ``2 (pp - r) - 1`` forwards of the first; by then the
+    second one's input is there, and the two take turns.
+    """
     _check(pp, vp, num_micro_batches)
+    if is_v:
+        first, second = _forwards(num_micro_batches), _forwards(num_micro_batches, chunk=1)
+        warmups = [min(2 * (pp - rank - 1), num_micro_batches) for rank in range(pp)]
+        ranks = [_weave(first, second, warmup) for warmup in warmups]
+        found = _schedule("forward-only", pp, vp, num_micro_batches, ranks, forward_only=True)
+        return replace(found, is_v=True)
     order = [
         Action(Kind.FORWARD, chunk, mb)
         for first in range(0, num_micro_batches, pp)
@@ -155,8 +195,23 @@ def _virtual(kind: Kind, k: int, pp: int, vp: int) -> Action:
     return Action(kind, chunk, k // (pp * vp) * pp + k % pp)
 
 
-def _forwards(count: int) -> Order:
-    return [Action(Kind.FORWARD, 0, mb) for mb in range(count)]
+def _numbered(passes: list[str], num_micro_batches: int) -> Order:
+    """The actions of ``passes``: kind (F, B for the input, W) and chunk.
+
+    Passes of one name take micro-batch after micro-batch; those beyond the last are left out.
+    """
+    kinds = {"F": Kind.FORWARD, "B": Kind.BACKWARD_INPUT, "W": Kind.BACKWARD_WEIGHT}
+    counts: Counter[str] = Counter()
+    order: Order = []
+    for one in passes:
+        if counts[one] < num_micro_batches:
+            order.append(Action(kinds[one[0]], int(one[1]), counts[one]))
+        counts[one] += 1
+    return order
+
+
+def _forwards(count: int, chunk: int = 0) -> Order:
+    return [Action(Kind.FORWARD, chunk, mb) for mb in range(count)]
 
 
 def _backwards(count: int) -> Order:

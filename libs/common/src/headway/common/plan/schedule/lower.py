@@ -36,8 +36,8 @@ def lower(schedule: Schedule, *, all_read: bool = False) -> Schedule:
         moments.append((span.start, _COMPUTE, span.rank, [(span.rank, span.action)]))
         message = _message(schedule, span)
         # Of messages made at the same time, backward ones go first, from rank 0 upwards, then
-        # forward ones, from the last rank downwards: without a ring, each rank's send then precedes
-        # what its neighbours send to it.
+        # forward ones, from the last rank downwards: without a ring or a V, each rank's send then
+        # precedes what its neighbours send to it.
         if message and message[0][1].kind is Kind.SEND_BACKWARD:
             moments.append((span.end, _BACKWARD_MESSAGE, span.rank, message))
         elif message:
