@@ -69,7 +69,12 @@ CASES = {
         counted=UNEVEN,
     ),
     "tied": Case(
-        ({"pp": 2, "dp": 2}, {"pp": 2, "dp": 2, "schedule": "interleaved", "vp": 2}, {"dp": 2}),
+        (
+            {"pp": 2, "dp": 2},
+            {"pp": 2, "dp": 2, "schedule": "interleaved", "vp": 2},
+            {"pp": 2, "dp": 2, "schedule": "zb-v"},
+            {"dp": 2},
+        ),
         keys={"tie_word_embeddings": True},
         counted=UNEVEN,
     ),
@@ -80,7 +85,10 @@ CASES = {
         keys={"sliding_window": 4},
     ),
     "few micro-batches": Case(
-        tuple({"pp": 4, "schedule": name} for name in ("gpipe", "1f1b", "zb-h1")),
+        (
+            *({"pp": 4, "schedule": name} for name in ("gpipe", "1f1b", "zb-h1")),
+            {"pp": 2, "schedule": "zb-v"},
+        ),
         sequences=2,
     ),
     "norms of heads": Case(

@@ -26,6 +26,7 @@ SUBSET = [
     Layout("pp2xdp2", "1f1b", "parallel"),
     Layout("pp2", "interleaved", "parallel"),
     Layout("pp2xdp2", "interleaved", "serial"),
+    Layout("pp2xdp2", "zb-v", "parallel"),
     Layout("tp2xpp2", "gpipe", "serial"),
     Layout("tp2xpp2xdp2", "zb-h1", "parallel"),
 ]
@@ -95,6 +96,7 @@ SWITCHES = ("overlap_grad_reduce", "overlap_param_gather", "overlap_p2p")
         Layout("dp4", "1f1b", "serial"),
         Layout("pp2xdp2", "interleaved", "serial"),
         Layout("pp2xdp2", "zb-h1", "parallel", buckets=2),
+        Layout("pp2xdp2", "zb-v", "serial"),
     ],
     ids=lambda layout: layout.name,
 )

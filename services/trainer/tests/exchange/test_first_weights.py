@@ -68,6 +68,7 @@ def config_of(preset: str, grid: Grid, **train: Any) -> RunConfig:
     """A run of this model on this grid."""
     parallel = {"tp": grid.tp, "pp": grid.pp, "dp": grid.dp, "vp": grid.vp}
     schedule = "interleaved" if grid.vp > 1 and grid.pp > 1 else "1f1b"
+    schedule = "zb-v" if grid.is_v else schedule
     return from_dict(
         RunConfig,
         {
@@ -108,8 +109,11 @@ def save(config: RunConfig, checkpoints: Path) -> CheckpointInfo:
 def grids() -> st.SearchStrategy[Grid]:
     """Layouts that fit the model."""
     split = st.sampled_from((1, 2))
-    made = st.builds(Grid, tp=split, pp=split, dp=st.sampled_from((1, 2, 3)), vp=split)
-    return made.filter(lambda grid: grid.vp == 1 or grid.pp == 2)
+    drawn = {"tp": split, "pp": split, "dp": st.sampled_from((1, 2, 3)), "vp": split}
+    made = st.builds(Grid, **drawn, is_v=st.booleans())
+    return made.filter(
+        lambda grid: (grid.pp, grid.vp) == (2, 2) or (grid.vp == 1 and not grid.is_v)
+    )
 
 
 FAMILIES = st.sampled_from(sorted(PRESETS))

@@ -83,7 +83,7 @@ def step_of(
         trace = Trace()
         host = Host(trace, set(late))
         if rehearsed:
-            _run(short, rank, host, EchoPipe(rank, pp), overlap=overlap)
+            _run(short, rank, host, EchoPipe(rank, pp, is_v=schedule.is_v), overlap=overlap)
         _run(schedule, rank, host, by_pair(trace, rank, schedule), overlap=overlap)
         traces.append(trace)
     return traces

@@ -31,6 +31,7 @@ SHAPES = [
         ("gpipe", (1,)),
         ("1f1b", (1,)),
         ("zb-h1", (1,)),
+        ("zb-v", (2,)),
         ("interleaved", (2, 3)),
         ("forward-only", (1, 3)),
     )
@@ -131,8 +132,8 @@ class Recorded:
 class Factory(NcclFactory):
     """Makes recorded communicators, by the names and members, and in the order, of the real one."""
 
-    def __init__(self, trace: Trace, *, wraps: bool) -> None:
-        super().__init__(None, Channels(), torch.device("cpu"), wraps=wraps)
+    def __init__(self, trace: Trace, *, wraps: bool = False, is_v: bool = False) -> None:
+        super().__init__(None, Channels(), torch.device("cpu"), wraps=wraps, is_v=is_v)
         self._trace = trace
         self.made: list[tuple[str, tuple[int, ...]]] = []
 
@@ -146,14 +147,16 @@ class Factory(NcclFactory):
 
 
 def by_pair(trace: Trace, rank: int, schedule: Schedule) -> PipeComm:
-    return Factory(trace, wraps=schedule.vp > 1).pipe("pp", range(schedule.pp), rank)[1]
+    wraps = schedule.vp > 1 and not schedule.is_v
+    factory = Factory(trace, wraps=wraps, is_v=schedule.is_v)
+    return factory.pipe("pp", range(schedule.pp), rank)[1]
 
 
 def by_lane(trace: Trace, rank: int, schedule: Schedule) -> PipeComm:
     """One communicator for a lane of the whole pipeline."""
     members = tuple(range(schedule.pp))
     lanes: Any = {lane: Recorded(trace, str(lane), members) for lane in LANES}
-    return PipeComm(lanes, rank, schedule.pp)
+    return PipeComm(lanes, rank, schedule.pp, is_v=schedule.is_v)
 
 
 class Precision:
@@ -192,7 +195,7 @@ class Watched(Pipeline):
 
     def _record(self, action: Action, flags: int = 0, *sizes: int, **names: int) -> Any:
         if action.kind in COMPUTE:
-            self.unfinished = max(self.unfinished, *map(len, self._sent.values()))
+            self.unfinished = max([self.unfinished, *map(len, self._sent.values())])
         return super()._record(action, flags, *sizes, **names)
 
 
@@ -205,7 +208,7 @@ def issue(schedule: Schedule, mapping: Any, *, overlap: bool = True) -> tuple[li
 def passes_of(
     schedule: Schedule, mapping: Any, *, overlap: bool = True
 ) -> Iterator[tuple[Trace, int, int]]:
-    """Yield each rank's trace, late receives, and most sends of one direction left."""
+    """Yield each rank's trace, late receives, and most sends left of one kind to one peer."""
     for rank, _ in enumerate(schedule.ranks):
         trace = Trace()
         chunks: Any = [

@@ -45,7 +45,7 @@ def test_a_step_ends_over_a_communicator_for_each_pair(
 
 @settings(max_examples=150)
 @given(
-    st.sampled_from(["gpipe", "1f1b", "zb-h1", "interleaved", "forward-only"]),
+    st.sampled_from(["gpipe", "1f1b", "zb-h1", "zb-v", "interleaved", "forward-only"]),
     st.integers(2, 8),
     st.integers(1, 4),
     st.integers(1, 4),
@@ -56,7 +56,7 @@ def test_a_step_ends_however_few_sends_may_be_unfinished(
 ) -> None:
     """Every send waits for its receive and none is ever seen to be done, so each limit waits as
     often as it can: what ends here ends over any transport."""
-    vp = vp if name in ("interleaved", "forward-only") else 1
+    vp = vp if name in ("interleaved", "forward-only") else 1 + (name == "zb-v")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(pipeline_module, "MAX_UNFINISHED_SENDS", limit)
         found = list(passes_of(lowered(name, pp, vp, groups), by_pair))
@@ -137,17 +137,17 @@ def test_a_step_hangs_over_a_communicator_for_each_lane(name: str, pp: int, vp: 
 
 
 @pytest.mark.parametrize("pp", [2, 3, 4, 5, 8])
-@pytest.mark.parametrize("wraps", [False, True])
+@pytest.mark.parametrize(("wraps", "is_v"), [(False, False), (True, False), (False, True)])
 def test_ranks_never_wait_for_each_other_while_they_make_their_communicators(
-    pp: int, wraps: bool
+    pp: int, wraps: bool, is_v: bool
 ) -> None:
     made = []
     for rank in range(pp):
-        factory = Factory(Trace(), wraps=wraps)
+        factory = Factory(Trace(), wraps=wraps, is_v=is_v)
         factory.pipe("pp", range(pp), rank)
         made.append(deque(factory.made))
     names = {entry[0] for queue in made for entry in queue}
-    assert len(names) == 1 + 2 * (pp - 1 + wraps)  # and one for collectives
+    assert len(names) == 1 + 2 * ((pp - 1) * (1 + is_v) + wraps)  # and one for collectives
     rounds = 0
     while any(made):
         ready = {
@@ -160,7 +160,7 @@ def test_ranks_never_wait_for_each_other_while_they_make_their_communicators(
             if queue and queue[0] in ready:
                 queue.popleft()
         rounds += 1
-    assert rounds <= 7, "the pairs of a long pipeline are made side by side"
+    assert rounds <= 7 + 2 * is_v, "the pairs of a long pipeline are made side by side"
 
 
 @pytest.mark.parametrize("vp", [2, 4])

@@ -63,7 +63,7 @@ def planned_counts(config: RunConfig, rank: int) -> dict[int, int]:
                 over_axes(GroupKind.STAGE, tp=grid.tp, dp=grid.dp)
             case _:
                 enter(GroupKind.TP, grid.tp, _of_pass(config, place.pp, action))
-    if config.model.architecture.tied and grid.pp > 1 and place.pp in (0, grid.pp - 1):
+    if config.exchanges_table and place.pp in (0, grid.pp - 1):
         enter(GroupKind.TIED_TABLE, 2, receives=place.pp > 0)
         enter(GroupKind.TIED_GRADIENT, 2, receives=place.pp == 0)
     return {line: count for line, count in found.items() if count}

@@ -34,12 +34,13 @@ def layouts() -> list[tuple[str, str, dict[str, Any]]]:
     found = [
         (grid, schedule, {})
         for grid in GRIDS
-        for schedule in ("gpipe", "1f1b", "zb-h1")
+        for schedule in ("gpipe", "1f1b", "zb-h1", "zb-v")
         if "pp" in grid or schedule == "1f1b"
     ]
     found += [(grid, "interleaved", {}) for grid in ("pp2", "tp2xpp2", "pp2xdp2")]
     tied = {"model": {"preset": "llama", "kv_heads": 2, "tied": True}}
     found += [(grid, "1f1b", tied) for grid in ("pp2", "tp2xpp2", "dp2")]
+    found += [("pp2", "zb-v", tied)]
     found += [("pp2", "interleaved", tied), ("tp2xdp2", "1f1b", {"model": {"block": "parallel"}})]
     found += [("tp2xpp2", "zb-h1", {"model": {"block": "parallel"}})]
     found += [("tp2xpp2", "1f1b", {"optim": {"name": "lamb"}})]
@@ -80,10 +81,9 @@ def train(config: RunConfig, folder: Path) -> list[list[Table]]:
         session.leave()
         return hooks.after
 
-    is_tied = config.model.architecture.tied
     tables = [writer.table for writer in writers]
     try:
-        return over_gloo(grid, member, tables, joins_ends=is_tied)
+        return over_gloo(grid, member, tables, joins_ends=config.exchanges_table)
     finally:
         for writer in writers:
             writer.close()

@@ -64,8 +64,7 @@ def _train(config: RunConfig, change: Change = lambda _: None) -> list[list[Step
         session.leave()
         return hooks.results
 
-    is_tied = config.model.architecture.tied
-    return over_gloo(config.parallel.grid, member, joins_ends=is_tied)
+    return over_gloo(config.parallel.grid, member, joins_ends=config.exchanges_table)
 
 
 def _origin(found: list[list[StepResult]]) -> tuple[int, str]:

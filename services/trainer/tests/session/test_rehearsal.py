@@ -36,6 +36,7 @@ GRIDS = [
     ("1f1b", 4, 1),
     ("1f1b", 8, 1),
     ("zb-h1", 4, 1),
+    ("zb-v", 4, 2),
     ("interleaved", 2, 2),
     ("interleaved", 4, 2),
 ]
@@ -75,8 +76,8 @@ class Launches(TorchDispatchMode):
 class Posting(EchoPipe):
     """Notes what had been launched before the rank's first message."""
 
-    def __init__(self, launches: Launches, rank: int, size: int) -> None:
-        super().__init__(rank, size)
+    def __init__(self, launches: Launches, rank: int, size: int, *, is_v: bool) -> None:
+        super().__init__(rank, size, is_v=is_v)
         self.launches, self.before = launches, set[tuple[Any, ...]]()
 
     def recv(self, *args: Any) -> Ticket:
@@ -104,7 +105,7 @@ class Steps(StepHooks):
 def launched_late(config: RunConfig, rank: int, *, rehearses: bool) -> set[tuple[Any, ...]]:
     """What the rank launches for the first time once it has issued its first message."""
     place, parallel, launches = config.parallel.grid.coordinates(rank), config.parallel, Launches()
-    pipe = Posting(launches, place.pp, parallel.pp)
+    pipe = Posting(launches, place.pp, parallel.pp, is_v=parallel.is_v)
     sizes = {
         "tp": (place.tp, parallel.tp),
         "pp": (place.pp, parallel.pp),

@@ -31,7 +31,7 @@ GRIDS = {
     "tp2xdp2": {"tp": 2, "dp": 2},
     "tp2xpp2xdp2": {"tp": 2, "pp": 2, "dp": 2},
 }
-SCHEDULES = ("gpipe", "1f1b", "zb-h1")
+SCHEDULES = ("gpipe", "1f1b", "zb-h1", "zb-v")
 INTERLEAVED = ("pp2", "pp2xdp2")
 BLOCKS = ("serial", "parallel")
 FAMILIES: dict[str, dict[str, Any]] = {

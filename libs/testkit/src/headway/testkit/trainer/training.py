@@ -290,7 +290,7 @@ def build_groups(
         folder,
         timeout_s,
         device=device,
-        joins_ends=run.model.architecture.tied,
+        joins_ends=run.exchanges_table,
     )
 
 

@@ -43,7 +43,10 @@ class Factory(Protocol):
 
 
 class GlooFactory:
-    """Groups that share one device of ``host``, hence one thread for their sockets."""
+    """Groups that share one device of ``host``, hence one thread for their sockets.
+
+    ``is_v``: the chunks of a pipeline's ranks are placed in a V.
+    """
 
     def __init__(
         self,
@@ -52,8 +55,11 @@ class GlooFactory:
         host: str,
         timeout_s: float,
         lines: GroupLines | None = None,
+        *,
+        is_v: bool = False,
     ) -> None:
         self._store, self._channels, self._lines = store, channels, lines or {}
+        self._is_v = is_v
         self._options = gloo_options(host, timeout_s)
 
     def comm(self, name: str, ranks: Sequence[int], rank: int, line: GroupLine = NO_LINE) -> Comm:
@@ -70,7 +76,7 @@ class GlooFactory:
         lanes = {
             lane: GlooComm(group, self._channels, f"{name}-{lane[0]}-{lane[1]}") for lane in LANES
         }
-        pipe = PipeComm(lanes, ranks.index(rank), len(ranks), self._lines)
+        pipe = PipeComm(lanes, ranks.index(rank), len(ranks), self._lines, is_v=self._is_v)
         return GlooComm(group, self._channels, name, self._lines.get(PP_LINE, NO_LINE)), pipe
 
     def _group(self, name: str, ranks: Sequence[int], rank: int) -> Any:
@@ -86,6 +92,7 @@ class NcclFactory:
     """Communicators of ``device`` that are aborted together.
 
     ``wraps``: the last rank of a pipeline also sends forward to the first, for interleaving.
+    ``is_v``: every rank also sends forward to the previous one, for chunks that are placed in a V.
     """
 
     def __init__(
@@ -95,10 +102,11 @@ class NcclFactory:
         device: torch.device,
         *,
         wraps: bool,
+        is_v: bool = False,
         lines: GroupLines | None = None,
     ) -> None:
         self._store, self._channels, self._lines = store, channels, lines or {}
-        self._device, self._wraps = device, wraps
+        self._device, self._wraps, self._is_v = device, wraps, is_v
         self._joint = JointAbort()
         channels.on_abort(self._joint.abort)
 
@@ -123,13 +131,13 @@ class NcclFactory:
             return SingleRank(), PipeComm()
         whole = self.comm(name, ranks, rank, self._lines.get(PP_LINE, NO_LINE))
         place, pairs = ranks.index(rank), {}
-        for direction, upward, low, high in _pairs(len(ranks), wraps=self._wraps):
+        for direction, upward, low, high in _pairs(len(ranks), wraps=self._wraps, is_v=self._is_v):
             if place in (low, high):
                 peer, members = low + high - place, (ranks[low], ranks[high])
                 lane = f"{name}-{direction}-{upward}-{low}-{high}-"
                 sends = upward == (place == low)
                 pairs[direction, upward, peer] = self._pair(lane, members, rank, sends=sends)
-        return whole, NcclPipe(pairs, place, len(ranks), self._lines)
+        return whole, NcclPipe(pairs, place, len(ranks), self._lines, is_v=self._is_v)
 
     def _pair(self, name: str, ranks: Sequence[int], rank: int, *, sends: bool) -> Comm:
         """The communicator of two stages, connected in the one direction that it is for."""
@@ -160,7 +168,7 @@ class NcclFactory:
             raise
 
 
-def _pairs(size: int, *, wraps: bool) -> list[tuple[Direction, bool, int, int]]:
+def _pairs(size: int, *, wraps: bool, is_v: bool) -> list[tuple[Direction, bool, int, int]]:
     """Lane, lower and higher pipeline rank of every communicator that a pipeline needs.
 
     All ranks create theirs in this order, so that none deadlock. Every other pair of neighbours
@@ -169,6 +177,8 @@ def _pairs(size: int, *, wraps: bool) -> list[tuple[Direction, bool, int, int]]:
     found: list[tuple[Direction, bool, int, int]] = []
     for low in (*range(0, size - 1, 2), *range(1, size - 1, 2)):
         found += [("forward", True, low, low + 1), ("backward", False, low, low + 1)]
+        if is_v:
+            found += [("forward", False, low, low + 1), ("backward", True, low, low + 1)]
     if wraps:
         found += [("forward", False, 0, size - 1), ("backward", True, 0, size - 1)]
     return found

@@ -131,7 +131,7 @@ def build(
     ``timeout_s``: for each use of the groups, and of the store once they are built.
     ``join_timeout_s``: for a member to join while they are built, None for ``timeout_s``. On GPUs
     it includes the time in which a process loads CUDA's libraries, all those of a node at once.
-    ``joins_ends``: the first and the last stage exchange messages, also without interleaving.
+    ``joins_ends``: the first and the last rank exchange messages, also without interleaving.
     ``ports``: those that the store may take, ``LOW-HIGH``; "" is any.
     ``first_timeout_s``: of operations before ``Groups.limit``; ``timeout_s`` by default.
     ``table``: counts the collectives and messages of this rank.
@@ -227,13 +227,12 @@ class _Builder:
         return groups
 
     def _factory(self, store: StoreClient) -> Factory:
-        channels = self.groups.channels
+        channels, lines, is_v = self.groups.channels, self.groups.lines, self.grid.is_v
         if not _is_gpu(self.device):
-            return GlooFactory(store, channels, self.host, self.first_s, self.groups.lines)
+            return GlooFactory(store, channels, self.host, self.first_s, lines, is_v=is_v)
         use_interface(self.host)
-        wraps = self.joins_ends or self.grid.vp > 1
-        lines = self.groups.lines
-        return NcclFactory(store, channels, self.device, wraps=wraps, lines=lines)
+        wraps = self.joins_ends or (self.grid.vp > 1 and not is_v)
+        return NcclFactory(store, channels, self.device, wraps=wraps, is_v=is_v, lines=lines)
 
     def _open_store(self, announce: Announce, lookup: Lookup) -> StoreClient:
         if self.rank == 0:

@@ -144,7 +144,7 @@ class NcclPipe(PipeComm):
     Args:
         pairs: the communicator by lane (see ``PipeComm``) and peer; the lower pipeline rank is its
         rank 0. rank, size: this rank's place in the pipeline, and the number of its ranks.
-        lines: count the messages.
+        lines: count the messages. is_v: as in ``PipeComm``.
     """
 
     def __init__(
@@ -153,8 +153,10 @@ class NcclPipe(PipeComm):
         rank: int,
         size: int,
         lines: Mapping[int, GroupLine] | None = None,
+        *,
+        is_v: bool = False,
     ) -> None:
-        super().__init__({}, rank, size, lines)
+        super().__init__({}, rank, size, lines, is_v=is_v)
         self._pairs = dict(pairs)
 
     def comms(self) -> list[Comm]:

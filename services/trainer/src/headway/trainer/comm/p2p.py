@@ -2,7 +2,8 @@
 
 A lane is a direction of the schedule (activations forward, gradients backward) and a direction of
 rank numbers: with interleaving the last rank sends forward to the first, on the same pair of ranks
-when pp is 2. Separate lanes can be plain queues on both sides, which is all that NCCL offers.
+when pp is 2, and in a V each rank sends forward to both neighbours. Separate lanes can be plain
+queues on both sides, which is all that NCCL offers.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ class PipeComm:
     """The pipeline that this rank is a member of; peers are pipeline ranks.
 
     ``lines`` count the messages: a line for what is sent and one for what is received, by the
-    numbers of ``plan.collectives``.
+    numbers of ``plan.collectives``. ``is_v``: chunks are placed in a V; see ``StageMap``.
     """
 
     def __init__(
@@ -32,11 +33,13 @@ class PipeComm:
         rank: int = 0,
         size: int = 1,
         lines: Mapping[int, GroupLine] | None = None,
+        *,
+        is_v: bool = False,
     ) -> None:
         self._lanes, self._lines = dict(lanes or {}), lines or {}
         self.rank = rank
         self.size = size
-        self.stage_map = StageMap(size)
+        self.stage_map = StageMap(size, is_v)
         """Which virtual stage each chunk of a rank is."""
 
     def send(

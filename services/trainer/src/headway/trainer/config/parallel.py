@@ -22,15 +22,16 @@ class ParallelConfig:
     """Data-parallel replicas; each keeps a part of the optimizer state."""
     vp: int | None = None
     """Model chunks per pipeline rank: above 1 with the interleaved schedule, or with 1f1b at pp 1,
-    where they are the buckets of data parallelism. None means 4 buckets if pp is 1 and dp is not
-    (at most one per layer), else 1."""
+    where they are the buckets of data parallelism; always 2 with zb-v. None means 2 with zb-v, 4
+    buckets if pp is 1 and dp is not (at most one per layer), else 1."""
     buckets: int | None = None
     """Buckets of whole layers into which a chunk's parameters and gradients are cut, each of which
     is gathered and reduced by itself, under the computation of the others; at most one per layer.
     None means 4 per pipeline rank if there are replicas and stages, else 1. Other bits if dp > 2,
     where the order of sums depends on them."""
-    schedule: Literal["gpipe", "1f1b", "interleaved", "zb-h1"] = "1f1b"
-    """Order of a pipeline rank's forward and backward passes."""
+    schedule: Literal["gpipe", "1f1b", "interleaved", "zb-h1", "zb-v"] = "1f1b"
+    """Order of a pipeline rank's forward and backward passes. With zb-v the first rank has the
+    embedding and the head; it idles least with 2 pp - 1 micro-batches or more."""
     overlap_grad_reduce: bool = True
     """Go on while a bucket's gradients are reduced, which starts behind the last of them; off waits
     for each reduction at once. Same bits either way."""
@@ -69,9 +70,14 @@ class ParallelConfig:
         return 1 if self.buckets is None else self.buckets
 
     @property
+    def is_v(self) -> bool:
+        """Whether chunks are placed in a V; see ``StageMap``."""
+        return self.schedule == "zb-v"
+
+    @property
     def grid(self) -> Grid:
         """The ranks' coordinates."""
-        return Grid(tp=self.tp, pp=self.pp, dp=self.dp, vp=self.num_chunks)
+        return Grid(tp=self.tp, pp=self.pp, dp=self.dp, vp=self.num_chunks, is_v=self.is_v)
 
     @property
     def world_size(self) -> int:

@@ -97,8 +97,16 @@ class RunConfig:
             counts = balanced(layers, num_stages, parallel.head_layers)
         return stage_layers(layers, num_stages, counts)
 
+    @property
+    def exchanges_table(self) -> bool:
+        """Whether embedding and head share a table and are on different pipeline ranks."""
+        first, last = self.parallel.grid.stage_map.ends
+        return self.model.architecture.tied and first != last
+
     def _default_chunks(self) -> int:
         parallel = self.parallel
+        if parallel.is_v:
+            return 2
         overlaps = parallel.pp == 1 and parallel.dp > 1 and parallel.schedule == "1f1b"
         return min(BUCKETS, self.model.layers) if overlaps else 1
 
@@ -136,7 +144,12 @@ class RunConfig:
         parallel = self.parallel
         interleaved = parallel.schedule == "interleaved"
         buckets = parallel.schedule == "1f1b" and parallel.pp == 1
-        if parallel.num_chunks > 1 and not interleaved and not buckets:
+        if parallel.is_v and parallel.num_chunks != 2:
+            raise ConfigError(
+                f"parallel.vp={parallel.vp} with parallel.schedule='zb-v'",
+                remedy="set parallel.vp=2 or remove it",
+            )
+        if parallel.num_chunks > 1 and not interleaved and not buckets and not parallel.is_v:
             raise ConfigError(
                 f"parallel.vp={parallel.vp} with parallel.schedule={parallel.schedule!r} and "
                 f"parallel.pp={parallel.pp}",

@@ -28,12 +28,14 @@ TABLE_TAG, GRADIENT_TAG = 0xFF << 1, 0xFF << 1 | 1
 class TiedTable:
     """One generation's messages; every method does nothing on ranks without part in them.
 
+    ``is_used``: embedding and head share a table and are on different pipeline ranks.
+
     ``begin`` -> ``ready`` before each computation -> ``reduce`` before each chunk's reduction, in a
     training pass -> ``finish``.
     """
 
     def __init__(
-        self, chunks: Sequence[Chunk], pipe: PipeComm, recorder: Recorder, *, is_tied: bool
+        self, chunks: Sequence[Chunk], pipe: PipeComm, recorder: Recorder, *, is_used: bool
     ) -> None:
         self._pipe, self._recorder, self._last = pipe, recorder, len(chunks) - 1
         self._step = 0
@@ -42,7 +44,7 @@ class TiedTable:
         self._is_unsent = False
         self._arriving: Ticket | None = None
         self._sent: list[Ticket] = []
-        if is_tied and pipe.size > 1:
+        if is_used:
             head = chunks[-1].head
             self._table = chunks[0].table if self._is_owner else head.weight if head else None
 

@@ -36,8 +36,8 @@ POSTED_AHEAD = 3
 """Receives open beyond the one being consumed: enough to hide a message behind two computations."""
 
 MAX_UNFINISHED_SENDS = 4
-"""Unfinished sends allowed per direction, each of which keeps its tensor: as many as the peer has
-receives posted, so that a rank waits only when it is further ahead than the peer's receives."""
+"""Unfinished sends allowed per kind and peer, each of which keeps its tensor: as many as the peer
+has receives posted, so that a rank waits only when it is further ahead than the peer's receives."""
 
 _WEIGHT_GRADIENTS = (Kind.BACKWARD, Kind.BACKWARD_WEIGHT)
 
@@ -91,7 +91,9 @@ class Pipeline:
         self._to_post = deque(action for action in actions if action.kind in RECEIVES)
         self._num_open = self._num_posted = self._num_reached = 0  # receives
         self._posted: dict[MessageKey, tuple[Ticket, torch.Tensor, Action]] = {}
-        self._sent: dict[Kind, deque[tuple[Ticket, Action]]] = {kind: deque() for kind in SENDS}
+        self._sent: dict[tuple[Kind, int], deque[tuple[Ticket, Action]]] = {
+            (action.kind, action.peer): deque() for action in actions if action.kind in SENDS
+        }
         self._inbox: dict[
             MessageKey, torch.Tensor
         ] = {}  # arrived, or made here by a neighbouring chunk
@@ -171,14 +173,14 @@ class Pipeline:
             if not self._overlap:
                 ticket.wait()
         if self._overlap:
-            sent = self._sent[action.kind]
+            sent = self._sent[action.kind, action.peer]
             sent.append((ticket, action))
             self._retire(sent, MAX_UNFINISHED_SENDS)
 
     def _retire(self, sent: deque[tuple[Ticket, Action]], limit: int) -> None:
         """Release finished sends, then wait for the oldest until ``limit`` are left.
 
-        ``sent`` has one direction: its messages go to one peer, so they finish in the order issued.
+        ``sent`` is one lane's: its messages go to one peer, so they finish in the order issued.
         """
         while sent and sent[0][0].done():
             sent.popleft()[0].wait()  # raises if it failed

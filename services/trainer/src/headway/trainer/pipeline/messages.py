@@ -20,9 +20,7 @@ TAG_MICRO_BATCHES = 1 << 22
 
 
 def receiver_of(action: Action, kind: Kind, pipe: PipeComm) -> tuple[int, MessageKey]:
-    """Where the result of ``action`` goes: the pipeline rank of the neighbouring stage, and the key
-    there of a message of kind ``kind``.
-    """
+    """Pipeline rank and key of what needs the result of ``action``, a message of kind ``kind``."""
     stage = pipe.stage_map.stage(pipe.rank, action.chunk)
     rank, chunk = pipe.stage_map.place(stage + (1 if kind is Kind.RECV_FORWARD else -1))
     return rank, (kind, chunk, action.micro_batch)

@@ -27,5 +27,7 @@ def training_schedule(
 @cache
 def validation_schedule(grid: Grid, num_micro_batches: int, *, all_read: bool = False) -> Schedule:
     """The complete lists of a validation pass; ``all_read`` as in ``lower``."""
-    computed = forward_only(pp=grid.pp, vp=grid.vp, num_micro_batches=num_micro_batches)
+    computed = forward_only(
+        pp=grid.pp, vp=grid.vp, num_micro_batches=num_micro_batches, is_v=grid.is_v
+    )
     return lower(computed, all_read=all_read)

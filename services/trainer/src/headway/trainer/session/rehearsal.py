@@ -94,8 +94,8 @@ class EchoLane(SingleRank):
 class EchoPipe(PipeComm):
     """A pipeline of such lanes."""
 
-    def __init__(self, rank: int, size: int) -> None:
-        super().__init__({lane: EchoLane() for lane in LANES}, rank, size)
+    def __init__(self, rank: int, size: int, *, is_v: bool = False) -> None:
+        super().__init__({lane: EchoLane() for lane in LANES}, rank, size, is_v=is_v)
 
 
 class EchoWorld(EveryRank):
@@ -119,16 +119,16 @@ def _alone(context: StepContext) -> StepContext:
         axis: Echo(comm.rank, comm.size) if comm.size > 1 else comm
         for axis, comm in true.comms.items()
     }
-    pipe = EchoPipe(true.pipe.rank, true.pipe.size)
+    pipe = EchoPipe(true.pipe.rank, true.pipe.size, is_v=true.pipe.stage_map.is_v)
     every_rank = EchoWorld(list(comms.values()), true.every_rank.rank, true.every_rank.size)
     groups = Groups(true.generation, true.channels, comms, pipe, every_rank)  # type: ignore[arg-type]
-    is_tied = context.config.model.architecture.tied
+    is_used = context.config.exchanges_table
     return dataclasses.replace(
         context,
         groups=groups,
         recorder=recorder,
         snapshots=Snapshots(None, context.flats),
-        tied=TiedTable(context.chunks, pipe, recorder, is_tied=is_tied),
+        tied=TiedTable(context.chunks, pipe, recorder, is_used=is_used),
     )
 
 

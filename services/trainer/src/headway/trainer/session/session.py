@@ -315,7 +315,7 @@ class Session:
                 self.chunks,
                 self.groups.pipe,
                 self._recorder,
-                is_tied=self.config.model.architecture.tied,
+                is_used=self.config.exchanges_table,
             ),
             fingerprints=self._data.fingerprints,
         )

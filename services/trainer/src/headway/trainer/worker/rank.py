@@ -138,7 +138,7 @@ class Rank:
                     self.config.limits.join_timeout_s if self._device.type == "cuda" else None
                 ),
                 device=self._device,
-                joins_ends=self.config.model.architecture.tied,
+                joins_ends=self.config.exchanges_table,
                 table=self._flight.table,
             )
 

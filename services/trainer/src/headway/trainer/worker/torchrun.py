@@ -191,7 +191,7 @@ def _groups(config: RunConfig, place: Place, device: torch.device) -> Groups:
         first_timeout_s=config.recovery.first_step_timeout_s,
         join_timeout_s=config.limits.join_timeout_s if device.type == "cuda" else None,
         device=device,
-        joins_ends=config.model.architecture.tied,
+        joins_ends=config.exchanges_table,
     )
 
 
