@@ -106,6 +106,20 @@ def test_a_resumed_run_may_get_longer_but_not_another_shape(
     assert Run(launch(longer, name="mine").path).config.model.hidden == 32
 
 
+def test_a_resumed_run_keeps_the_ranks_of_its_chunks(launch: Launch, config: RunConfig) -> None:
+    """Interleaved and zb-v have the same numbers of ranks and chunks, and place them otherwise."""
+
+    def under(schedule: Literal["interleaved", "zb-v"]) -> RunConfig:
+        parallel = dataclasses.replace(config.parallel, schedule=schedule, tp=1, pp=2, dp=1, vp=2)
+        ranks = dataclasses.replace(config.launch, nodes=1, ranks_per_node=2)
+        model = dataclasses.replace(config.model, layers=4)
+        return dataclasses.replace(config, parallel=parallel, launch=ranks, model=model)
+
+    launch(under("interleaved"), name="mine")
+    with pytest.raises(InputError, match=r"parallel\.schedule='interleaved', not 'zb-v'"):
+        launch(under("zb-v"), name="mine")
+
+
 def test_a_model_may_be_written_in_another_way_when_its_run_resumes(
     launch: Launch, config: RunConfig
 ) -> None:

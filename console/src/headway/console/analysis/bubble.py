@@ -16,6 +16,7 @@ SOURCES = {
     "1f1b": "(p-1)/m: Megatron-LM, arXiv 2104.04473, section 2.2.1",
     "interleaved": "(p-1)/(m v): Megatron-LM, arXiv 2104.04473, section 2.2.2",
     "zb-h1": "ZB-H1, arXiv 2401.10241, section 2.1, its order in unit time",
+    "zb-v": "ZB-V, arXiv 2401.10241, section 6, its order in unit time",
 }
 """Where the theoretical bubble of each schedule comes from; p stages, m micro-batches, v chunks."""
 SCHEMA = {"case": pl.String, "bubble": pl.Float64, "source": pl.String}

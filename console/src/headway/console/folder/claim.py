@@ -208,6 +208,8 @@ def check_resumable(run: RunRecords, config: RunConfig) -> None:
     # what the user wrote first, then what follows from it
     fixed = {key: values for key, values in changed.items() if key in resolved}
     fixed |= resolved
+    if old.parallel.is_v != config.parallel.is_v:  # the same chunks are on other ranks
+        fixed["parallel.schedule"] = changed["parallel.schedule"]
     fixed |= {key: values for key, values in changed.items() if key.startswith(KEPT_ON_RESUME)}
     if fixed:
         key, (before, now) = next(iter(fixed.items()))
