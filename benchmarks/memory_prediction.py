@@ -76,6 +76,7 @@ LAYOUTS = (
     Layout("pp2-1f1b", 4, parallel={"pp": 2}),
     Layout("pp2-gpipe", 4, size=6, parallel={"pp": 2, "schedule": "gpipe"}),
     Layout("pp2-zb-h1", 4, parallel={"pp": 2, "schedule": "zb-h1"}),
+    Layout("pp2-zb-v", 4, parallel={"pp": 2, "schedule": "zb-v"}),
     Layout("gpt2", model={"preset": "gpt2"}),
     Layout("llama", model={"preset": "llama", "kv_heads": 2}),
     Layout("qwen3-bf16", size=16, model={"preset": "qwen3"}, train={"dtype": "bf16"}),

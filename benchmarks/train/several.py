@@ -64,7 +64,8 @@ def tensor_parallel(options: Options, shape: Shape, weights: Path) -> Groups:
 def pipeline(options: Options, shape: Shape, weights: Path, *, pp: int) -> Groups:
     """``pp`` stages: the best schedule of each side."""
     variants: list[dict[str, Any]] = [
-        {"parallel.pp": pp, "parallel.schedule": name} for name in ("gpipe", "1f1b", "zb-h1")
+        {"parallel.pp": pp, "parallel.schedule": name}
+        for name in ("gpipe", "1f1b", "zb-h1", "zb-v")
     ]
     variants.append({"parallel.pp": pp, "parallel.schedule": "interleaved", "parallel.vp": 2})
     names = ["gpipe", "1f1b", "interleaved", "zbv"]
