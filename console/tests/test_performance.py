@@ -63,7 +63,8 @@ def pipeline_events(
                 rows.append((span.action.kind, step, start, end, *where, -1))
                 send = Kind.SEND_FORWARD if span.action.kind is Kind.FORWARD else Kind.SEND_BACKWARD
                 sent = end - transfer_ms
-                rows.append((send, step, sent, sent, *where, rank))
+                if span.action.kind is not Kind.BACKWARD_WEIGHT:
+                    rows.append((send, step, sent, sent, *where, rank))
                 at = end
             rows.append((Kind.NORM, step, at, origin + last, -1, 0, -1))
             rows.sort(key=lambda row: row[2])
@@ -94,16 +95,22 @@ def _unit(action: Action) -> float:
 
 @pytest.mark.parametrize(
     ("name", "pp", "vp", "m"),
-    [("1f1b", 2, 1, 4), ("1f1b", 4, 1, 8), ("gpipe", 3, 1, 5), ("interleaved", 4, 2, 8)],
+    [
+        ("1f1b", 2, 1, 4),
+        ("1f1b", 4, 1, 8),
+        ("gpipe", 3, 1, 5),
+        ("interleaved", 4, 2, 8),
+        ("zb-v", 4, 2, 8),
+    ],
 )
 def test_the_bubble_of_a_schedule_that_is_kept_is_the_one_in_theory(
     name: str, pp: int, vp: int, m: int
 ) -> None:
     schedule = generate(name, pp=pp, vp=vp, num_micro_batches=m)
     events = pipeline_events(schedule, dict.fromkeys(range(pp), 10.0), steps=3)
-    grid = Grid(pp=pp, vp=vp)
+    grid = Grid(pp=pp, vp=vp, is_v=schedule.is_v)
     actions = step_actions(events, grid)
-    theory = bubble_fraction(pp=pp, num_micro_batches=m, vp=vp)
+    theory = bubble_fraction(pp=pp, num_micro_batches=m, vp=vp) / (3 if schedule.is_v else 1)
     assert theoretical_bubble(schedule) == pytest.approx(theory)
     assert measured_bubble(actions)["bubble"].to_list() == pytest.approx([theory] * 3)
     assert bubbles(actions, schedule)["bubble"].to_list() == pytest.approx([theory] * 3)

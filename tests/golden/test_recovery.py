@@ -124,6 +124,19 @@ def test_a_restored_run_continues_bit_for_bit(
         assert (late.params[name] == value).all()
 
 
+@pytest.mark.parametrize("source", ["arena", "durable"])
+def test_so_does_one_with_chunks_in_a_v(pool: WorkerPool, tmp_path: Path, source: str) -> None:
+    config = Layout("pp2", "zb-v", "serial", family="gpt2").config("bf16")
+    whole = train_layout(pool, config, 2, tmp_path / "whole", 5)
+    early = train_layout(pool, config, 2, tmp_path, 3, arena=True)
+    late = train_layout(
+        pool, config, 2, tmp_path, 5, arena=True, source=source, step=3, grads_of=-1
+    )
+    assert {**early.losses, **late.losses} == whole.losses
+    for name, value in whole.params.items():
+        assert (late.params[name] == value).all()
+
+
 def test_leaving_in_the_middle_of_a_step_changes_nothing(
     pool: WorkerPool, tmp_path: Path, undisturbed: Trained
 ) -> None:
