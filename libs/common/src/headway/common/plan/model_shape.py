@@ -42,7 +42,12 @@ class ModelShape:
     @property
     def qkv_width(self) -> int:
         """Width of queries, keys and values together."""
-        return self.heads_width + 2 * self.heads_width * (self.kv_heads or self.heads) // self.heads
+        return self.qkv_width_on(1)
+
+    def qkv_width_on(self, tp: int) -> int:
+        """Width of those of one of ``tp`` ranks, which has at least one head of keys and values."""
+        kv_heads = max((self.kv_heads or self.heads) // tp, 1)
+        return self.heads_width // tp + 2 * kv_heads * (self.heads_width // self.heads)
 
     @property
     def wide_width(self) -> int:
@@ -59,25 +64,27 @@ class ModelShape:
         """Parameters of a norm, in vectors of ``hidden``."""
         return 1 if self.has_rms_norm else 2
 
-    @property
-    def layer_matrices(self) -> tuple[int, int, int]:
-        """Elements of a layer's maps inward (one product or several), out and down."""
-        inward = self.hidden * (self.qkv_width + self.wide_width)
-        return inward, self.hidden * self.heads_width, self.hidden * self.ffn
+    def layer_matrices(self, tp: int = 1) -> tuple[int, int, int]:
+        """Elements of a layer's maps inward (one product or several), out and down.
 
-    @property
-    def bias_widths(self) -> tuple[int, int]:
+        With ``tp``, of the pieces on one of so many tensor-parallel ranks.
+        """
+        inward = self.qkv_width_on(tp) + self.wide_width // tp
+        outward = self.heads_width // tp, self.ffn // tp
+        return self.hidden * inward, self.hidden * outward[0], self.hidden * outward[1]
+
+    def bias_widths(self, tp: int = 1) -> tuple[int, int]:
         """Elements of a layer's biases that tensor parallelism splits, and of those it does not."""
         if self.bias == "none":
             return 0, 0
         if self.bias == "qkv":
-            return self.qkv_width, 0
-        return self.qkv_width + self.wide_width, 2 * self.hidden
+            return self.qkv_width_on(tp), 0
+        return self.qkv_width_on(tp) + self.wide_width // tp, 2 * self.hidden
 
     @property
     def matmul_parameters(self) -> int:
         """Parameters in a token's matrix products: linears and head, not the embedding table."""
-        return self.layers * sum(self.layer_matrices) + self.hidden * self.vocab_size
+        return self.layers * sum(self.layer_matrices()) + self.hidden * self.vocab_size
 
     @property
     def parameters(self) -> int:
@@ -86,7 +93,7 @@ class ModelShape:
         head_norms = 2 * self.heads_width // self.heads * self.layers if self.qk_norm else 0
         positions = self.hidden * self.seq_len if self.learned_positions else 0
         table = 0 if self.tied else self.hidden * self.vocab_size
-        biases = self.layers * sum(self.bias_widths)
+        biases = self.layers * sum(self.bias_widths())
         return self.matmul_parameters + table + norms + head_norms + positions + biases
 
     @property

@@ -60,8 +60,9 @@ def _changes(shape: MemoryShape) -> Iterator[tuple[str, MemoryShape]]:
         if shape.recompute != "full" and mode != shape.recompute:
             yield f"train.recompute={mode}", replace(shape, recompute=mode, recompute_layers=())
     sizes = (shape.heads, model.ffn, model.vocab_size, model.seq_len)
-    if not any(n % (2 * grid.tp) for n in sizes):
-        yield f"parallel.tp={2 * grid.tp}", replace(shape, grid=replace(grid, tp=2 * grid.tp))
+    tp, kv_heads = 2 * grid.tp, model.kv_heads or shape.heads
+    if not any(n % tp for n in sizes) and (kv_heads % tp == 0 or tp % kv_heads == 0):
+        yield f"parallel.tp={tp}", replace(shape, grid=replace(grid, tp=tp))
     if model.layers % (2 * grid.pp * grid.vp) == 0:
         yield f"parallel.pp={2 * grid.pp}", replace(shape, grid=replace(grid, pp=2 * grid.pp))
     if shape.num_micro_batches % 2 == 0:

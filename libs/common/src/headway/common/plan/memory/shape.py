@@ -100,8 +100,8 @@ class MemoryShape:
         parts = [model.table_rows * model.hidden // tp] * num_tables
         if model.learned_positions and stage == 0:
             parts.append(model.seq_len * model.hidden)
-        split, whole = model.bias_widths
-        per_layer = [n // tp for n in (*model.layer_matrices, split)]
+        split, whole = model.bias_widths(tp)
+        per_layer = [*model.layer_matrices(tp), split]
         per_layer += [model.hidden] * (whole // model.hidden)
         per_layer += [model.heads_width // model.heads] * (2 * model.qk_norm)
         parts += per_layer * layers + [model.hidden] * (norms * model.norm_vectors)
@@ -149,20 +149,21 @@ class Sizes:
         model, tp = shape.model, shape.grid.tp
         param, master = PARAM_BYTES[shape.dtype], MASTER_BYTES[shape.dtype]
         tokens = model.seq_len * shape.micro_batch_size
+        qkv, heads = model.qkv_width_on(tp), model.heads_width // tp
         return cls(
             param=param,
             master=master,
             piece=tokens * model.hidden // tp * param,
             whole=tokens * model.hidden * param,
-            qkv=tokens * model.qkv_width // tp * param,
-            qk=tokens * (model.qkv_width + model.heads_width) // 2 // tp * param,
-            heads=tokens * model.heads_width // tp * param,
+            qkv=tokens * qkv * param,
+            qk=tokens * (qkv + heads) // 2 * param,
+            heads=tokens * heads * param,
             wide=tokens * model.wide_width // tp * param,
             inner=tokens * model.ffn // tp * param,
             statistics=2 * (tokens // tp) * master,
             softmax=tokens * shape.heads // tp * max(4, param),
             rope=model.seq_len
-            * (model.heads // (model.kv_heads or model.heads) + 2)
+            * (model.heads // max(model.kv_heads or model.heads, tp) + 2)
             * (model.heads_width // model.heads)
             * master,
             tokens=tokens,
