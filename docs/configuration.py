@@ -49,8 +49,8 @@ Five rules connect the tables:
   for start and increment of `train.batch_ramp`;
 - with `parallel.pp` above 1, `model.layers` is a multiple of `parallel.pp * parallel.vp`, unless
   `parallel.stage_layers` or `parallel.head_layers` is set;
-- `parallel.tp` divides `model.heads`, `model.kv_heads`, the width of the MLP, `model.seq_len`, and
-  the vocabulary rounded up to a multiple of 64;
+- `parallel.tp` divides `model.heads`, the width of the MLP, `model.seq_len`, and the vocabulary
+  rounded up to a multiple of 64; it divides `model.kv_heads` or is a multiple of it;
 - `model.vocab_size` is at least the vocabulary of the corpus.
 
 Names that end in `_s` are seconds; [operations.md](operations.md) gives the source of each time

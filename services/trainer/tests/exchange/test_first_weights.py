@@ -108,8 +108,8 @@ def save(config: RunConfig, checkpoints: Path) -> CheckpointInfo:
 
 def grids() -> st.SearchStrategy[Grid]:
     """Layouts that fit the model."""
-    split = st.sampled_from((1, 2))
-    drawn = {"tp": split, "pp": split, "dp": st.sampled_from((1, 2, 3)), "vp": split}
+    split, tp = st.sampled_from((1, 2)), st.sampled_from((1, 2, 4))  # of 4: each head has 2 copies
+    drawn = {"tp": tp, "pp": split, "dp": st.sampled_from((1, 2, 3)), "vp": split}
     made = st.builds(Grid, **drawn, is_v=st.booleans())
     return made.filter(
         lambda grid: (grid.pp, grid.vp) == (2, 2) or (grid.vp == 1 and not grid.is_v)

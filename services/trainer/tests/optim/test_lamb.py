@@ -50,7 +50,7 @@ def test_pieces_add_up_to_the_norms_of_the_whole_and_a_replica_counts_once(
         for dp_rank in range(2):
             chunk = flat(tp_rank, dp_rank)
             fill(chunk)
-            Lamb(OPTIM, tp_rank, total.add_).step([chunk], 0.1, 0)
+            Lamb(OPTIM, total.add_).step([chunk], 0.1, 0)
     whole = flat(0, 0, tp=1, dp=1)
     replica = next(place for place in whole.placed if place.spec.name == "replica")
     weights = whole.master[replica.start : replica.stop]
@@ -63,7 +63,7 @@ def test_pieces_add_up_to_the_norms_of_the_whole_and_a_replica_counts_once(
 def test_a_norm_takes_adams_update_and_padding_stays_zero() -> None:
     chunk = flat(0, 0, tp=1, dp=1)
     fill(chunk)
-    Lamb(OPTIM, 0, lambda _: None).step([chunk], 0.1, 0)
+    Lamb(OPTIM, lambda _: None).step([chunk], 0.1, 0)
     place = next(place for place in chunk.placed if place.spec.name == "norm")
     gradient = torch.linspace(-1, 1, 9, dtype=torch.float64)
     wanted = 1.0 - 0.1 * gradient / (gradient.abs() + OPTIM.eps)  # of the first step: the sign
@@ -83,7 +83,7 @@ def test_the_ratio_is_one_where_a_norm_is_zero(zero: str) -> None:
     target = chunk.master if zero == "weights" else chunk.grads
     target.zero_()
     before = chunk.master.clone()
-    Lamb(optim, 0, lambda _: None).step([chunk], 0.1, 0)
+    Lamb(optim, lambda _: None).step([chunk], 0.1, 0)
     largest = float((chunk.master - before).abs().max())
     assert largest == pytest.approx(0.1 if zero == "weights" else 0.0)
 
@@ -92,7 +92,7 @@ def test_every_matrix_moves_by_the_rate_times_its_own_norm() -> None:
     chunk = flat(0, 0, tp=1, dp=1)
     fill(chunk)
     before = chunk.master.clone()
-    Lamb(OPTIM, 0, lambda _: None).step([chunk], 0.01, 0)
+    Lamb(OPTIM, lambda _: None).step([chunk], 0.01, 0)
     for place in chunk.placed[:2]:
         where = slice(place.start, place.stop)
         moved = float((chunk.master - before)[where].norm())
@@ -104,5 +104,5 @@ def test_a_bound_without_lamb_is_refused_and_the_name_chooses() -> None:
         OptimConfig(max_trust_ratio=10.0)
     with pytest.raises(ConfigError, match="max_trust_ratio=nan"):
         OptimConfig(name="lamb", max_trust_ratio=math.nan)
-    assert isinstance(make_optimizer(OPTIM, 0, lambda _: None), Lamb)
-    assert not isinstance(make_optimizer(OptimConfig(), 0, lambda _: None), Lamb)
+    assert isinstance(make_optimizer(OPTIM, lambda _: None), Lamb)
+    assert not isinstance(make_optimizer(OptimConfig(), lambda _: None), Lamb)

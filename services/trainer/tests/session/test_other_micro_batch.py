@@ -66,7 +66,7 @@ def test_a_run_goes_on_over_the_same_samples_with_another_micro_batch(
     ("changes", "remedy"),
     [
         ({"kv_heads": 3, "heads": 6}, "set parallel.tp=1"),
-        ({"heads": 4, "hidden": 16, "kv_heads": 2, "ffn": 48}, "set parallel.tp=2"),
+        ({"heads": 12, "kv_heads": 4, "ffn": 48}, "set parallel.tp=4"),
     ],
 )
 def test_a_layout_that_does_not_divide_the_heads_advises_one_that_does(
@@ -74,7 +74,7 @@ def test_a_layout_that_does_not_divide_the_heads_advises_one_that_does(
 ) -> None:
     """The sizes of an imported model cannot be changed."""
     model = {"layers": 2, "hidden": 24, "vocab_size": 512, "seq_len": 16, **changes}
-    tp = 4 if remedy.endswith("2") else 2
+    tp = 6 if remedy.endswith("4") else 2
     run = {"model": model, "parallel": {"tp": tp}, "launch": {"ranks_per_node": tp}}
     with pytest.raises(ConfigError, match=r"model.kv_heads=.* is not divisible") as raised:
         from_dict(RunConfig, run)

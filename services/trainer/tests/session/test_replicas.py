@@ -46,11 +46,11 @@ class _Steps(StepHooks):
 
 def _train(
     grid: str, every: int = EVERY, change: Callable[[Session], object] = lambda _: None,
-    dtype: str = "fp32", recorder: Callable[[], Recorder] = NoRecorder,
+    dtype: str = "fp32", recorder: Callable[[], Recorder] = NoRecorder, family: str = "",
 ) -> list[list[StepResult]]:  # fmt: skip
     degrees = GRIDS.get(grid, {"tp": 4})
     settings: dict[str, Any] = small_run(
-        dtype, parallel=dict(degrees), world_size=math.prod(degrees.values())
+        dtype, parallel=dict(degrees), world_size=math.prod(degrees.values()), family=family
     )
     settings["train"] |= {"steps": STEPS, "eval_every": 0}
     settings["health"] = {"digest_every": every}
@@ -130,6 +130,19 @@ def test_of_two_copies_of_a_master_weight_the_pair_is_named() -> None:
     named = _named(_train("tp2", change=_flip_norm))
     assert list(named) == [(step, 0) for step in CHECKED]
     assert named[CHECKED[0], 0].endswith(", of one of the ranks 0, 1, differ")
+
+
+def _flip_key(session: Session) -> None:
+    if session.rank == 3:
+        flat = session.flats[0]
+        start = flat.copied[0].start
+        flat.master[start : start + 1].view(torch.int32).bitwise_xor_(1)
+
+
+def test_a_head_that_two_of_four_ranks_share_is_compared_between_them() -> None:
+    named = _named(_train("tp4", change=_flip_key, family="llama"))
+    assert list(named) == [(step, 2) for step in CHECKED]
+    assert "layers.0.attention.qkv.weight, of one of the ranks 2, 3, differ" in named[CHECKED[0], 2]
 
 
 class _OpenKind(NoRecorder):

@@ -54,12 +54,13 @@ def shards(part: Part, dp: int) -> list[FlatChunk]:
     dp=st.integers(1, 5),
     stages=st.sampled_from([1, 2]),
     block=st.sampled_from(["serial", "parallel"]),
+    kv_heads=st.sampled_from([1, 2, 4]),
 )
 def test_first_weights_are_the_same_on_every_grid_bit_for_bit(
-    tp: int, dp: int, stages: int, block: str
+    tp: int, dp: int, stages: int, block: str, kv_heads: int
 ) -> None:
     # tensors longer than a block of the generator
-    model = tiny_model(block, hidden=48, ffn=104, vocab_size=192)
+    model = tiny_model(block, hidden=48, ffn=104, vocab_size=192, kv_heads=kv_heads)
     assert model.vocab_size * model.hidden > 2 * BLOCK
     whole = Part(model, seed=7)
     depth = model.layers // stages
@@ -146,19 +147,19 @@ def test_shards_cover_the_parameters_once_and_padding_stays_zero(dp: int) -> Non
 def test_squares_of_shards_add_up_and_replicas_count_on_tp_rank_0_only(
     dp: int, tp_rank: int
 ) -> None:
-    part = Part(tiny_model())
+    part = Part(tiny_model(), comm=Member(tp_rank, 2))
     flats = shards(part, dp)
     grads = torch.randn(
         flats[0].numel, dtype=torch.float64, generator=torch.Generator().manual_seed(0)
     )
     for flat in flats:
         flat.grads.copy_(grads)
-    low, high = flats[0].replicated
+    low, high = flats[0].replicated  # what follows is padding
     names = [place.spec.name for place in flats[0].placed if low <= place.start < high]
     assert names == [spec.name for spec in part.chunk.buckets[0].params if "norm" in spec.name]
     if tp_rank:
-        grads[low:high] = 0.0
-    total = sum(flat.norm_square(tp_rank).item() for flat in flats)
+        grads[low:] = 0.0
+    total = sum(flat.norm_square().item() for flat in flats)
     assert total == pytest.approx(grads.square().sum().item(), rel=1e-12)
 
 
@@ -170,9 +171,23 @@ def test_the_norm_of_an_fp32_shard_is_summed_in_fp64() -> None:
         precision=Precision.of("fp32"),
     )
     flat.grads.fill_(0.1)
-    assert flat.norm_square(0).item() == pytest.approx(
+    assert flat.norm_square().item() == pytest.approx(
         (1 << 20) * torch.tensor(0.1).double().item() ** 2, rel=1e-10
     )
+
+
+@pytest.mark.parametrize("dp", [1, 3])
+def test_a_shared_head_counts_on_the_first_rank_that_holds_it(dp: int) -> None:
+    held = []
+    for rank in range(4):
+        flats = shards(Part(tiny_model(kv_heads=2), comm=Member(rank, 4)), dp)
+        for flat in flats:
+            flat.grads.zero_()
+            for place in flat.copied:
+                flat.grads[place.start : place.stop] = 1.0
+        held.append(sum(flat.norm_square().item() for flat in flats))
+    one_head = 2 * 2 * 6 * 24  # in each of two layers a key and a value of 6 rows
+    assert held == [one_head, 0, one_head, 0]
 
 
 @pytest.mark.parametrize("dp", [1, 2, 3, 7])

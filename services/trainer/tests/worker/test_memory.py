@@ -10,12 +10,15 @@ import pytest
 import torch
 from headway.common.config import from_dict
 from headway.common.plan.memory import advise, predict, worst
+from headway.testkit.trainer.comm import ThreadComm, run_ranks
 from headway.testkit.trainer.layouts import small_run
 from headway.testkit.trainer.synthetic import synthetic
 from headway.trainer.comm.groups import Groups
 from headway.trainer.config import RunConfig
 from headway.trainer.config.memory import memory_shape
 from headway.trainer.errors import RefusedError
+from headway.trainer.parallel.tensor import TensorParallel
+from headway.trainer.session.build import build_model
 from headway.trainer.session.hooks import StepHooks, StepResult
 from headway.trainer.session.session import Session
 from headway.trainer.worker.failures import is_out_of_memory
@@ -90,6 +93,21 @@ def test_a_step_allocates_what_is_predicted(block: str, train: dict[str, object]
     assert predicted.parameters + predicted.gradients + predicted.optimizer == state
     is_exact = run.train.dtype != "bf16" or torch.ops.mkldnn._is_mkldnn_bf16_supported()
     assert predicted.total - state == pytest.approx(peak, rel=0.01 if is_exact else 0.1)
+
+
+@pytest.mark.parametrize("kv_heads", [1, 2, 4])
+def test_the_state_of_ranks_that_share_heads_is_predicted(kv_heads: int) -> None:
+    settings = small_run("fp32", parallel={"tp": 4}, world_size=4)
+    settings["model"] |= {"kv_heads": kv_heads, "bias": "qkv"}
+    run = from_dict(RunConfig, settings)
+    predicted = predict(memory_shape(run), 0)
+
+    def member(comm: ThreadComm) -> tuple[int, int]:
+        place = run.parallel.grid.coordinates(comm.rank)
+        flats = build_model(run, place, TensorParallel(comm), torch.device("cpu"))[1]
+        return sum(f.params.nbytes for f in flats), sum(f.state.nbytes for f in flats)
+
+    assert run_ranks(4, member) == [(predicted.parameters, predicted.optimizer)] * 4
 
 
 def test_the_peak_is_reported_after_the_first_steps_and_again_only_when_it_grows() -> None:

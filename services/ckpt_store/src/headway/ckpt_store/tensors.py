@@ -158,7 +158,7 @@ def _tensor(found: list[tuple[Part, Mapping[str, Any]]]) -> _Tensor:
             int(entry["offset"]),
         )
         for part, entry in found
-        if tp_dim is not None or entry["tp_rank"] == 0  # replicas are equal
+        if (entry.get("copy", 0) if tp_dim is not None else entry["tp_rank"]) == 0  # one of all
     )
     shape = tuple(int(size) for size in first["global_shape"])
     return _Tensor(shape, np.dtype(first["dtype"]), tp_dim, int(first["tp_size"]), pieces)

@@ -83,7 +83,7 @@ def tp_pass(
         loss = part.run(random_batch(model))
         part.chunk.finish_grads(0)
         squares = {name: grad.square().sum().item() for name, grad in part.grads().items()}
-        return {"loss": loss, "norm_square": part.flat.norm_square(rank).item(), "squares": squares}
+        return {"loss": loss, "norm_square": part.flat.norm_square().item(), "squares": squares}
     finally:
         context.fence.leave(broken=False)
         groups.release()

@@ -41,6 +41,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "mistral": {"preset": "mistral", "kv_heads": 2, "window": 5},
     "qwen3": {"preset": "qwen3", "head_dim": 8, "window": 3, "window_layers": [1, 2]},
     "neox": {"preset": "neox", "head_dim": 8, "document_end": 7},
+    "multi-query": {"block": "parallel", "bias": "all", "kv_heads": 1},
     "own block": {"block": "headway.testkit.trainer.gated_block:GatedBlock"},
 }
 """Models of every preset, with windows, documents and a block of the user's own."""

@@ -114,8 +114,14 @@ class Part:
         }
 
 
+def grad_of(part: Part, spec: ParamSpec) -> torch.Tensor:
+    """The gradient of what a spec of ``part`` stands for, in its local shape."""
+    place = next(place for place in part.flat.placed if place.spec is spec)
+    return part.flat.grads[place.start : place.stop].view(spec.shape)
+
+
 def cut(whole: torch.Tensor, spec: ParamSpec) -> torch.Tensor:
     """The local piece of a whole tensor."""
-    if spec.tp_dim is None:
-        return whole
-    return whole.chunk(spec.tp_size, spec.tp_dim)[spec.tp_rank]
+    if spec.tp_dim is not None:
+        whole = whole.chunk(spec.tp_size, spec.tp_dim)[spec.tp_rank]
+    return whole if spec.rows is None else whole[slice(*spec.rows)]

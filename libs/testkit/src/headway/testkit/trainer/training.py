@@ -240,17 +240,24 @@ def assemble(reports: Sequence[Mapping[str, Array]], kind: str) -> dict[str, Arr
             if entry["tp_dim"] is not None:
                 shape[entry["tp_dim"]] //= entry["tp_size"]
             shapes[name] = entry
-            piece = report[f"{kind}/{name}"]
+            piece = report[_key(kind, entry)]
             key = (name, tp_rank)
             if key not in local:
                 local[key] = np.zeros(int(np.prod(shape)), piece.dtype).reshape(shape)
                 filled[key] = np.zeros(local[key].size, bool)
             target, seen = local[key].reshape(-1), filled[key]
             where = slice(entry["flat_start"], entry["flat_stop"])
+            if entry["copy"]:
+                assert np.array_equal(target[where], piece), f"copies of {name} differ"
+                continue
             assert not seen[where].any(), f"{name} is held twice"
             target[where], seen[where] = piece, True
     assert all(seen.all() for seen in filled.values()), "a piece of a tensor is held by nobody"
     return {name: _whole(name, entry, local) for name, entry in shapes.items()}
+
+
+def _key(kind: str, entry: Mapping[str, Any]) -> str:
+    return f"{kind}/{entry['name']}/{entry['flat_start']}"
 
 
 def _whole(name: str, entry: Mapping[str, Any], local: Mapping[tuple[str, int], Array]) -> Array:
@@ -318,7 +325,7 @@ def _report(path: Path, session: Session, journal: Journal) -> None:
             entries.append(entry)
             start = entry["offset"] // flat.state.element_size()
             where = slice(start, start + entry["flat_stop"] - entry["flat_start"])
-            arrays[f"param/{entry['name']}"] = flat.master.cpu().numpy()[where]
+            arrays[_key("param", entry)] = flat.master.cpu().numpy()[where]
             if journal.grads:
-                arrays[f"grad/{entry['name']}"] = journal.grads[index][where]
+                arrays[_key("grad", entry)] = journal.grads[index][where]
     np.savez(path, layout=json.dumps(entries), **arrays)

@@ -113,6 +113,10 @@ class Architecture:
         """Heads of queries that share one head of keys and values."""
         return self.heads // self.kv_heads
 
+    def queries_on(self, tp: int) -> int:
+        """Those of them that one of ``tp`` ranks has."""
+        return self.heads // max(self.kv_heads, tp)
+
     @property
     def qkv_width(self) -> int:
         """Rows of the map to queries, keys and values."""
@@ -141,6 +145,29 @@ class Architecture:
     def window_of(self, layer: int) -> int | None:
         """The window of one layer, None for all tokens before."""
         return self.window if not self.window_layers or layer in self.window_layers else None
+
+    def fault_of_tp(self, tp: int) -> str:
+        """Why ``tp`` ranks cannot share this model, with the value; "" if they can."""
+        if self.own_block is not None and tp > 1:
+            return (
+                f"parallel.tp={tp} with model.block={self.block!r}, which runs under pp and dp only"
+            )
+        rows, kv = self.padded_vocab_size, self.kv_heads
+        if self.vocab_size <= rows - rows // tp:
+            vocabulary = f"model.vocab_size={self.vocab_size}"
+            return f"{vocabulary} leaves a rank of parallel.tp={tp} without a token"
+        if kv % tp and tp % kv:
+            return f"model.kv_heads={kv} is not divisible by parallel.tp={tp}, nor a divisor of it"
+        split = {
+            "model.heads": self.heads,
+            "model.ffn": self.ffn,
+            "the padded vocabulary": rows,
+            "model.seq_len": self.seq_len,
+        }
+        for name, value in split.items():
+            if value % tp:
+                return f"{name}={value} is not divisible by parallel.tp={tp}"
+        return ""
 
     def _check_heads(self) -> None:
         if self.heads % self.kv_heads:

@@ -29,7 +29,7 @@ class ModelConfig:
     """Attention heads (of queries); ``tp`` divides them."""
     kv_heads: int | None = None
     """Heads of keys and values (GQA, arXiv 2305.13245), each for ``heads / kv_heads`` of queries;
-    ``tp`` divides them. None means ``heads``."""
+    ``tp`` divides them, or is a multiple: then ranks share a head. None means ``heads``."""
     head_dim: int | None = None
     """Width of a head, even. None means ``hidden / heads``."""
     ffn: int | None = None

@@ -52,6 +52,7 @@ class RunConfig:
         self._check_schedule()
         self._check_batch()
         self._check_split()
+        self._check_tensor_parallel()
         self._check_hang_limit()
 
     def _check_hang_limit(self) -> None:
@@ -227,33 +228,14 @@ class RunConfig:
                 f"train.recompute_layers={wrong} of model.layers={self.model.layers}",
                 remedy=f"use layers from 0 to {self.model.layers - 1}",
             )
+
+    def _check_tensor_parallel(self) -> None:
         tp, architecture = self.parallel.tp, self.model.architecture
-        if architecture.own_block is not None and tp > 1:
+        fault = architecture.fault_of_tp(tp)
+        if fault:  # the sizes of an imported model are fixed
+            fits = max(n for n in range(1, tp) if not architecture.fault_of_tp(n))
             raise ConfigError(
-                f"parallel.tp={tp} with model.block={architecture.block!r}",
-                remedy="set parallel.tp=1: a block of your own runs under pp and dp only",
+                fault,
+                remedy=f"set parallel.tp={fits}, which fits this model, or give a new model other "
+                "sizes",
             )
-        rows = architecture.padded_vocab_size
-        if architecture.vocab_size <= rows - rows // tp:
-            raise ConfigError(
-                f"model.vocab_size={architecture.vocab_size} leaves a rank of parallel.tp={tp} "
-                "without a token",
-                remedy="use a smaller parallel.tp",
-            )
-        split = {
-            "model.heads": architecture.heads,
-            "model.kv_heads": architecture.kv_heads,
-            "model.ffn": architecture.ffn,
-            "the padded vocabulary": architecture.padded_vocab_size,
-            "model.seq_len": architecture.seq_len,
-        }
-        for name, value in split.items():
-            if value % tp:
-                fits = max(
-                    n for n in range(1, tp) if all(other % n == 0 for other in split.values())
-                )
-                raise ConfigError(
-                    f"{name}={value} is not divisible by parallel.tp={tp}",
-                    remedy=f"set parallel.tp={fits}, which divides all that it splits; in a new "
-                    f"model {name} may also be a multiple of {tp}",
-                )

@@ -17,9 +17,10 @@ from headway.trainer.model.embedding import Embedding
 from headway.trainer.model.head import Head
 from headway.trainer.model.positions import Borders, Places
 from headway.trainer.model.tape import Tape
+from headway.trainer.parallel.copies import sum_copies
 from headway.trainer.parallel.tensor import TensorParallel
 from headway.trainer.state.flat import FlatChunk
-from headway.trainer.state.params import JoinedParameter, Parameter, Precision
+from headway.trainer.state.params import Parameter, Precision
 
 
 class Forward:
@@ -59,7 +60,7 @@ class Chunk:
         head: Head | None,
         places: Places,
         parameters: Mapping[str, Parameter],
-        joined: Sequence[JoinedParameter],
+        joined: Sequence[Parameter],
         buckets: Sequence[Bucket],
         borrowed: Parameter | None = None,
         tp: TensorParallel,
@@ -92,13 +93,11 @@ class Chunk:
         """Use the memory of ``flats``, one for each bucket; again after each ``flat.renew()``."""
         self._flats = flats
         home = {spec.name: number for number, one in enumerate(self.buckets) for spec in one.params}
-        for name, parameter in self._parameters.items():
-            parameter.bind(*flats[home[name]].views(name))
-        for wide in self._joined:
-            names = [part.spec.name for part in wide.parts]
-            wide.bind(*flats[home[names[0]]].views(*names))
+        for parameter in (*self._parameters.values(), *self._joined):
+            flat = flats[home[parameter.names[0]]]
+            parameter.bind(*flat.views(*parameter.names))
         if self._borrowed is not None:
-            shape, device = self._borrowed.spec.shape, self.device
+            shape, device = self._borrowed.shape, self.device
             self._borrowed.bind(
                 torch.zeros(shape, dtype=self.precision.param_dtype, device=device),
                 torch.zeros(shape, dtype=self.precision.master_dtype, device=device),
@@ -203,15 +202,18 @@ class Chunk:
 
     @torch.no_grad()
     def finish_grads(self, bucket: int) -> None:
-        """Sum the gradients of a bucket's replicated parameters over tp.
+        """Sum the gradients of a bucket's parameters that several ranks of tp hold.
 
         It is called once per step, after the last weight gradient. Under sequence parallelism each
-        rank's norms processed only its piece of the sequence.
+        rank's norms processed only its piece of the sequence, and a copy of a head of keys and
+        values only this rank's queries.
         """
         flat = self._flats[bucket]
-        start, stop = flat.replicated
-        if self.tp.size > 1 and start < stop:
-            self.tp.comm.all_reduce(flat.grads[start:stop]).wait()
+        replicated = flat.grads[slice(*flat.replicated)]
+        if flat.copied:
+            sum_copies(self.tp.comm, replicated, flat)
+        elif self.tp.size > 1 and len(replicated):
+            self.tp.comm.all_reduce(replicated).wait()
 
     def _body(
         self,

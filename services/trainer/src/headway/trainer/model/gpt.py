@@ -82,8 +82,9 @@ def build_chunk(
         end_of_block.append(len(make.params.found))
     head = make.head(embedding.weight if embedding is not None else table) if is_last else None
     block_of = {
-        parameter.spec: min(bisect_right(end_of_block, place), max(0, len(blocks) - 1))
+        spec: min(bisect_right(end_of_block, place), max(0, len(blocks) - 1))
         for place, parameter in enumerate(make.params.found.values())
+        for spec in parameter.specs
     }
     return Chunk(
         model.architecture,
@@ -173,7 +174,7 @@ class _Builder:
             self._attention(name, index, recompute_cheap),
             Activation(self.model.mlp, self.kernels),
             self.params.pair(maps),
-            qkv_width=maps.qkv.weight.spec.shape[0],
+            qkv_width=maps.qkv.weight.shape[0],
             recompute_cheap=recompute_cheap,
         )
 
@@ -199,7 +200,7 @@ class _Builder:
             norms = HeadNorms(queries, keys, model.norm_eps)
         return Attention(
             model.head_dim,
-            model.queries_per_kv,
+            model.queries_on(self.tp.size),
             self.kernels,
             window=model.window_of(index),
             norms=norms,

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from headway.trainer.config.architecture import Architecture
 from headway.trainer.model.kernels import Kernels
 from headway.trainer.model.layers import LayerNorm, Norm, RmsNorm
 from headway.trainer.model.linear import ColumnLinear, RowLinear, RowPair
 from headway.trainer.parallel.tensor import TensorParallel
-from headway.trainer.state.params import JoinedParameter, Parameter, ParamSpec
+from headway.trainer.state.params import Parameter, ParamSpec
 
 
 @dataclass(frozen=True)
@@ -37,13 +37,12 @@ class Parameters:
     def __init__(self, model: Architecture, tp: TensorParallel, kernels: Kernels) -> None:
         self.model, self.tp, self.kernels = model, tp, kernels
         self.found: dict[str, Parameter] = {}
-        self.joined: list[JoinedParameter] = []
+        self.joined: list[Parameter] = []
 
     def maps(self, name: str) -> Maps:
         """Return the linear maps of a layer.
 
-        Those into the layer are neighbours in memory, so that any of them can be one product; see
-        JoinedParameter.
+        Those into the layer are neighbours in memory, so that any of them can be one product.
         """
         model = self.model
         # The two maps that write to the residual stream start smaller, so that its variance does
@@ -56,7 +55,9 @@ class Parameters:
         inward[f"{mlp}.up"] = model.ffn
         last = f"{mlp}.up"
         weights = {
-            key: self.matrix(f"{key}.weight", rows, model.hidden, joins_next=key != last)
+            key: self.matrix(
+                f"{key}.weight", rows, model.hidden, joins_next=key != last, of_heads="qkv" in key
+            )
             for key, rows in inward.items()
         }
         out = self.matrix(f"{attention}.out.weight", model.hidden, model.heads_width, 1, narrow)
@@ -70,6 +71,7 @@ class Parameters:
                 0.0,
                 tp_dim=0,
                 joins_next=len(with_bias) > 1 and key != last,
+                of_heads="qkv" in key,
             )
             for key in with_bias
         }
@@ -89,7 +91,7 @@ class Parameters:
     def _join(self, parts: list[Parameter]) -> Parameter:
         if len(parts) == 1:
             return parts[0]
-        self.joined.append(JoinedParameter(tuple(parts)))
+        self.joined.append(Parameter(*(spec for part in parts for spec in part.specs)))
         return self.joined[-1]
 
     def row(self, one: Map) -> RowLinear:
@@ -116,19 +118,14 @@ class Parameters:
         std: float | None = None,
         *,
         joins_next: bool = False,
+        of_heads: bool = False,
     ) -> Parameter:
-        return self.add(
-            ParamSpec(
-                name,
-                (rows, columns),
-                tp_dim,
-                self.tp.rank,
-                self.tp.size,
-                True,
-                init_std=self.model.init_std if std is None else std,
-                joins_next=joins_next,
-            )
+        """``of_heads``: its rows are queries, keys and values; see ``_cut``."""
+        std = self.model.init_std if std is None else std
+        whole = ParamSpec(
+            name, (rows, columns), tp_dim, 0, 1, True, init_std=std, joins_next=joins_next
         )
+        return self.add(*self._cut(whole, of_heads=of_heads))
 
     def vector(
         self,
@@ -138,20 +135,34 @@ class Parameters:
         *,
         tp_dim: int | None = None,
         joins_next: bool = False,
+        of_heads: bool = False,
     ) -> Parameter:
-        return self.add(
-            ParamSpec(
-                name,
-                (width,),
-                tp_dim,
-                self.tp.rank,
-                self.tp.size,
-                False,
-                init_value=value,
-                joins_next=joins_next,
-            )
+        """See ``matrix``."""
+        whole = ParamSpec(
+            name, (width,), tp_dim, 0, 1, False, init_value=value, joins_next=joins_next
+        )
+        return self.add(*self._cut(whole, of_heads=of_heads))
+
+    def _cut(self, whole: ParamSpec, *, of_heads: bool) -> tuple[ParamSpec, ...]:
+        """What this rank holds of ``whole``, which is one piece unless heads are shared.
+
+        If there are more ranks than heads of keys and values, neighbouring ranks have the same
+        head: each holds its own of the queries, and a copy of the key and the value.
+        """
+        model, tp = self.model, self.tp
+        if not of_heads or tp.size <= model.kv_heads:
+            return (replace(whole, tp_rank=tp.rank, tp_size=tp.size),)
+        copies = tp.size // model.kv_heads
+        head, copy = divmod(tp.rank, copies)
+        queries = model.queries_on(tp.size) * model.head_dim
+        end = model.queries_per_kv * model.head_dim
+        of_head = replace(whole, tp_rank=head, tp_size=model.kv_heads)
+        return (
+            replace(of_head, rows=(copy * queries, (copy + 1) * queries), joins_next=True),
+            replace(of_head, rows=(end, end + 2 * model.head_dim), copy=copy, copies=copies),
         )
 
-    def add(self, spec: ParamSpec) -> Parameter:
-        self.found[spec.name] = Parameter(spec)
-        return self.found[spec.name]
+    def add(self, *specs: ParamSpec) -> Parameter:
+        """A parameter of one spec, or of several that have its name."""
+        self.found[specs[0].name] = Parameter(*specs)
+        return self.found[specs[0].name]

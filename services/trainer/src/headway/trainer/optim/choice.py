@@ -13,8 +13,8 @@ def moments(config: OptimConfig) -> tuple[str, ...]:
     return {"adamw": AdamW.moments, "lamb": Lamb.moments}[config.name]
 
 
-def make_optimizer(config: OptimConfig, tp_rank: int, sum_pieces: SumPieces) -> Optimizer:
-    """The optimizer of the rank that is ``tp_rank`` among its tensor-parallel peers."""
+def make_optimizer(config: OptimConfig, sum_pieces: SumPieces) -> Optimizer:
+    """The optimizer of a rank."""
     if config.name == "lamb":
-        return Lamb(config, tp_rank, sum_pieces)
+        return Lamb(config, sum_pieces)
     return AdamW(config)

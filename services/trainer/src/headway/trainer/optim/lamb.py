@@ -22,7 +22,7 @@ from typing import ClassVar
 import torch
 from headway.trainer.config import OptimConfig
 from headway.trainer.optim.base import AfterBucket, SumPieces, blocks
-from headway.trainer.state.flat import FlatChunk, Placed, square_sum
+from headway.trainer.state.flat import FlatChunk, square_sum
 
 GPU_ELEMENTS = 1 << 24
 """Elements whose direction is computed together on a GPU: it needs twice their memory."""
@@ -38,8 +38,8 @@ class Lamb:
 
     moments: ClassVar[tuple[str, ...]] = ("exp_avg", "exp_avg_sq")
 
-    def __init__(self, config: OptimConfig, tp_rank: int, sum_pieces: SumPieces) -> None:
-        self.config, self._tp_rank, self._sum_pieces = config, tp_rank, sum_pieces
+    def __init__(self, config: OptimConfig, sum_pieces: SumPieces) -> None:
+        self.config, self._sum_pieces = config, sum_pieces
 
     @torch.no_grad()
     def step(
@@ -88,24 +88,20 @@ class Lamb:
         places = [place for flat in flats for place in flat.placed if place.spec.weight_decay]
         if not places:
             return {}
-        squares = torch.zeros(len(places), 2, dtype=torch.float64, device=flats[0].device)
-        row = {place.spec.name: index for index, place in enumerate(places)}
+        names = dict.fromkeys(place.spec.name for place in places)
+        row = {name: index for index, name in enumerate(names)}
+        squares = torch.zeros(len(row), 2, dtype=torch.float64, device=flats[0].device)
         for flat in flats:
             for place, low, high in flat.owned():
-                if self._counts(place):
+                if place.spec.weight_decay and place.spec.is_counted:
                     where = slice(low - flat.start, high - flat.start)
                     sums = squares[row[place.spec.name]]
-                    sums[0] = square_sum(flat.master[where])
-                    sums[1] = square_sum(flat.grad_shard[where])
+                    sums[0] += square_sum(flat.master[where])
+                    sums[1] += square_sum(flat.grad_shard[where])
         self._sum_pieces(squares)
         weight, update = squares.sqrt().unbind(1)
         ratio = weight / update
         if self.config.max_trust_ratio:
             ratio.clamp_(max=self.config.max_trust_ratio)
         ratio = torch.where((weight > 0) & (update > 0), ratio, 1.0)
-        return {place.spec.name: ratio[index] for index, place in enumerate(places)}
-
-    def _counts(self, place: Placed) -> bool:
-        """Whether this rank contributes to the parameter's norms: a replica counts once."""
-        spec = place.spec
-        return spec.weight_decay and (self._tp_rank == 0 or not spec.is_replicated)
+        return {name: ratio[index] for name, index in row.items()}

@@ -112,7 +112,7 @@ class _Search:
             for place, low, high in flat.owned():
                 if not is_finite(flat.grads[low:high]):
                     ranks = self._replicas
-                    if place.spec.is_replicated:
+                    if place.spec.is_replicated or place.spec.copies > 1:
                         grid = self._context.config.parallel.grid
                         ranks = tuple(r for one in ranks for r in grid.group("tp", one))
                     what = f"the gradient of {place.spec.name}"

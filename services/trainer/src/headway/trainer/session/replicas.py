@@ -1,7 +1,8 @@
 """Compares what several ranks hold copies of, to find bits that changed by themselves.
 
 Two things are copied: the parameters, which all replicas gather from each other in every step, and
-the master weights of parameters that tensor parallelism does not split. Copies are compared by
+the master weights that several ranks of tensor parallelism hold: of what it does not split, and of
+heads of keys and values that ranks share. Copies are compared by
 their digests after the pass that used them. Where parameters differ, they are gathered once more
 from the master weights, and each rank compares its own with these: the wrong one knows itself, and
 is put right. A bit that changes before it is copied, in a gradient or in a master weight, reaches
@@ -25,6 +26,7 @@ from headway.trainer.session.context import StepContext
 from headway.trainer.session.origin import ranks_in_words
 from headway.trainer.state.digest import digest, halves
 from headway.trainer.state.flat import ALIGNMENT, FlatChunk
+from headway.trainer.state.params import ParamSpec
 from headway.trainer.state.spoil import flip_largest
 
 
@@ -76,21 +78,24 @@ class Replicas:
         count = torch.tensor(len(found), device=self._context.device)
         counts = self._gathered(self._dp, [count])
         if self._dp.rank == 0 and not any(map(any, counts)):
-            found.append(f"the weights, of {self._one_of('dp')}, differed when they were compared")
+            found.append(f"the weights, of {self._some('dp')}, differed when they were compared")
         return found
 
     def _masters(self) -> list[str]:
-        """Each of tensor parallelism's ranks updates its own copy of what is not split."""
+        """Each of tensor parallelism's ranks updates its own copy of what others hold too."""
         if self._tp.size == 1:
             return []
         pieces = [one for flat in self._context.flats for one in _copied_over_tp(flat)]
         rows = self._gathered(self._tp, [digest(values) for _, values in pieces])
-        for index, (name, _) in enumerate(pieces):
-            column = [row[2 * index : 2 * index + 2] for row in rows]
-            most, count = Counter(column).most_common(1)[0]
-            if 2 * count <= len(column) and self._tp.rank == 0:
-                return [f"the master weights of {name}, of {self._one_of('tp')}, differ"]
-            if 2 * count > len(column) and column[self._tp.rank] != most:
+        for index, (spec, _) in enumerate(pieces):
+            name, column = spec.name, [row[2 * index : 2 * index + 2] for row in rows]
+            first = self._tp.rank - spec.copy
+            holders = slice(first, first + spec.copies) if spec.copies > 1 else slice(None)
+            most, count = Counter(column[holders]).most_common(1)[0]
+            is_majority = 2 * count > len(column[holders])
+            if not is_majority and spec.is_counted:
+                return [f"the master weights of {name}, of {self._some('tp', holders)}, differ"]
+            if is_majority and column[self._tp.rank] != most:
                 where = f"of rank {self._context.rank}"
                 return [f"the master weights of {name}, {where}, differ from those of its peers"]
         return []
@@ -104,9 +109,9 @@ class Replicas:
         size = len(mine)
         return [tuple(values[at : at + size]) for at in range(0, len(values), size)]
 
-    def _one_of(self, axis: Axis) -> str:
+    def _some(self, axis: Axis, members: slice = slice(None)) -> str:
         ranks = self._context.config.parallel.grid.group(axis, self._context.rank)
-        return ranks_in_words(ranks)
+        return ranks_in_words(ranks[members])
 
 
 def _differing(flat: FlatChunk, wanted: torch.Tensor) -> list[str]:
@@ -123,9 +128,16 @@ def _differing(flat: FlatChunk, wanted: torch.Tensor) -> list[str]:
     ]
 
 
-def _copied_over_tp(flat: FlatChunk) -> Iterator[tuple[str, torch.Tensor]]:
-    """The master weights of this rank's piece that tp does not split, with their padding."""
+def _copied_over_tp(flat: FlatChunk) -> Iterator[tuple[ParamSpec, torch.Tensor]]:
+    """The master weights of this rank's piece that other ranks of tp hold too.
+
+    What tp does not split comes with its padding, as digests need whole words. Heads need none:
+    they have an even number of rows.
+    """
     for place, low, high in flat.owned():
+        end = high
         if place.spec.is_replicated:
             end = min(-(-high // ALIGNMENT) * ALIGNMENT, flat.stop)
-            yield place.spec.name, flat.master[low - flat.start : end - flat.start]
+        elif place.spec.copies == 1:
+            continue
+        yield place.spec, flat.master[low - flat.start : end - flat.start]

@@ -53,9 +53,7 @@ class TrainStep:
         self._replicas, self._replays = Replicas(context), Replays(context)
         self._ramp = context.config.batch_ramp
         self._optimizer = make_optimizer(
-            context.config.optim,
-            context.tp.rank,
-            lambda sums: context.sum_over_stage(sums, state.step),
+            context.config.optim, lambda sums: context.sum_over_stage(sums, state.step)
         )
 
     def run(self) -> StepResult:
@@ -225,9 +223,7 @@ class TrainStep:
         with context.recorder.record(Kind.SNAPSHOT_WAIT, step=totals.step):
             context.snapshots.finish()
         with context.recorder.record(Kind.NORM, step=totals.step):
-            norm_square = torch.stack(
-                [flat.norm_square(context.tp.rank) for flat in context.flats]
-            ).sum()
+            norm_square = torch.stack([flat.norm_square() for flat in context.flats]).sum()
             sums = context.sum_over_ranks(norm_square, loss_sum, totals.num_tokens, totals.step)
             token_scale = self._loss_unit(totals) / max(sums.num_tokens, 1.0)
             totals.sums, totals.grad_norm = sums, math.sqrt(sums.norm_square) * token_scale

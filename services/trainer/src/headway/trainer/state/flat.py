@@ -12,9 +12,10 @@ The optimizer state is sharded over data parallelism, gradients and parameters a
 from __future__ import annotations
 
 import math
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import groupby, pairwise
 from typing import Any
 
 import torch
@@ -66,6 +67,8 @@ class FlatChunk:
         self.numel = self.shard_numel * dp_size
         self.start, self.stop = dp_rank * self.shard_numel, (dp_rank + 1) * self.shard_numel
         self.replicated = _replicated_range(self.placed)
+        self.copied = [place for place in self.placed if place.spec.copies > 1]
+        """Pieces that some of the tensor-parallel ranks hold copies of."""
         names = ("master", *moments)
         self.state = torch.zeros(
             len(names) * self.shard_numel, dtype=precision.master_dtype, device=self.device
@@ -74,6 +77,7 @@ class FlatChunk:
         """This rank's piece [shard] of each: ``master``, then the moments; views of ``state``."""
         self.master = self.fields["master"]
         self.spans = tuple(_spans(self.placed, self.start, self.stop))
+        self._counted = _counted(self.placed, self.start, self.stop)
         self.renew()
 
     def renew(self) -> None:
@@ -98,8 +102,10 @@ class FlatChunk:
         Raises:
             ValueError: they are not neighbours in this order.
         """
-        by_name = {place.spec.name: place for place in self.placed}
-        places = [by_name[name] for name in names]
+        by_name: dict[str, list[Placed]] = defaultdict(list)
+        for place in self.placed:
+            by_name[place.spec.name].append(place)
+        places = [place for name in names for place in by_name[name]]
         if any(a.stop != b.start for a, b in pairwise(places)):
             raise ValueError(f"{', '.join(names)} are not neighbours in memory")
         where, rest = slice(places[0].start, places[-1].stop), places[0].spec.shape[1:]
@@ -109,18 +115,15 @@ class FlatChunk:
         """Begin a step: zero the gradients."""
         self.grads.zero_()
 
-    def norm_square(self, tp_rank: int) -> torch.Tensor:
+    def norm_square(self) -> torch.Tensor:
         """Return the sum of squares of the reduced gradient shard, an fp64 scalar.
 
-        Over tp, pp and dp these add up to the square of the global norm, because elements that tp
-        replicates are counted on tp rank 0 only.
+        Over tp, pp and dp these add up to the square of the global norm, because elements that
+        several ranks of tp hold are counted on one of them.
         """
-        low, high = self.replicated if tp_rank else (self.stop, self.stop)
         total = torch.zeros((), dtype=torch.float64, device=self.device)
-        for start, stop in ((self.start, min(low, self.stop)), (max(high, self.start), self.stop)):
-            if start < stop:
-                piece = self.grad_shard[start - self.start : stop - self.start]
-                total += square_sum(piece)
+        for run in self._counted:
+            total += square_sum(self.grad_shard[run])
         return total
 
     def is_state_finite(self) -> bool:
@@ -165,7 +168,7 @@ class FlatChunk:
             whole = read(spec.name, spec.global_shape)
             if spec.tp_dim is not None:
                 whole = whole.chunk(spec.tp_size, spec.tp_dim)[spec.tp_rank]
-            piece = whole.reshape(-1)[low - place.start : high - place.start]
+            piece = whole.reshape(-1)[spec.skipped + low - place.start :][: high - low]
             self.master[first : first + len(piece)].copy_(piece)
             progress(len(self.fields) * len(piece) * self.master.element_size())
 
@@ -178,7 +181,8 @@ class FlatChunk:
 
         The snapshot's copy of ``state`` starts at byte ``base``. There is one entry for each field
         and each parameter that this shard touches; ``flat_start`` and ``flat_stop`` count elements
-        in the flattened local piece of the tensor.
+        in the flattened piece ``tp_rank`` of the tensor. Of entries that several ranks of tp have,
+        one has ``copy`` 0.
         """
         item = self.state.element_size()
         dtype = str(self.precision.master_dtype).removeprefix("torch.")
@@ -193,8 +197,9 @@ class FlatChunk:
                 "tp_dim": place.spec.tp_dim,
                 "tp_rank": place.spec.tp_rank,
                 "tp_size": place.spec.tp_size,
-                "flat_start": low - place.start,
-                "flat_stop": high - place.start,
+                "flat_start": place.spec.skipped + low - place.start,
+                "flat_stop": place.spec.skipped + high - place.start,
+                "copy": place.spec.copy,
             }
             for index, field in enumerate(self.fields)
             for place, low, high in self.owned()
@@ -249,18 +254,26 @@ def _replicated_range(placed: Sequence[Placed]) -> tuple[int, int]:
 
 
 def _spans(placed: Sequence[Placed], start: int, stop: int) -> Iterator[Span]:
-    """Split [start, stop) into runs of equal decay; the gap after a parameter belongs to it."""
-    current: Span | None = None
-    for index, place in enumerate(placed):
-        end = placed[index + 1].start if index + 1 < len(placed) else max(stop, place.stop)
-        low, high = max(place.start, start) - start, min(end, stop) - start
-        if low >= high:
-            continue
-        if current is not None and current.weight_decay == place.spec.weight_decay:
-            current = Span(current.start, high, current.weight_decay)
-            continue
-        if current is not None:
-            yield current
-        current = Span(low, high, place.spec.weight_decay)
-    if current is not None:
-        yield current
+    """Split [start, stop) into runs of equal decay."""
+    for decays, run in _runs(placed, start, stop, lambda spec: spec.weight_decay):
+        yield Span(run.start, run.stop, decays)
+
+
+def _counted(placed: Sequence[Placed], start: int, stop: int) -> list[slice]:
+    """The runs of [start, stop) that this rank counts."""
+    runs = _runs(placed, start, stop, lambda spec: spec.is_counted)
+    return [run for is_counted, run in runs if is_counted]
+
+
+def _runs(
+    placed: Sequence[Placed], start: int, stop: int, key: Callable[[ParamSpec], bool]
+) -> Iterator[tuple[bool, slice]]:
+    """Split [start, stop) into runs of equal ``key``; the gap after a parameter belongs to it."""
+    low = 0
+    for value, group in groupby(placed, lambda place: key(place.spec)):
+        last = list(group)[-1]
+        following = placed.index(last) + 1
+        high = placed[following].start if following < len(placed) else max(stop, last.stop)
+        if max(low, start) < min(high, stop):
+            yield value, slice(max(low, start) - start, min(high, stop) - start)
+        low = high

@@ -94,6 +94,9 @@ def _layout(spec: ParamSpec) -> tuple[int, int, int]:
     """
     if spec.tp_dim is None:
         return spec.numel, spec.numel, 0
+    if spec.rows is not None:
+        before = math.prod(spec.global_shape) // spec.tp_size * spec.tp_rank + spec.skipped
+        return spec.numel, spec.numel, before
     run = math.prod(spec.shape[spec.tp_dim :])
     return run, run * spec.tp_size, run * spec.tp_rank
 

@@ -46,10 +46,13 @@ class ParamSpec:
     """One parameter as one tensor-parallel rank sees it.
 
     ``tp_dim`` is the dimension that is split into ``tp_size`` equal pieces, of which this rank
-    holds number ``tp_rank``; None means that every rank holds a replica. Initial values are normal
-    with ``init_std`` around 0, or, where ``init_std`` is 0, all equal to ``init_value``.
-    ``joins_next`` places the next parameter without a gap, so that both are one view. ``init_from``
-    gives all initial values for a seed instead, flat.
+    holds number ``tp_rank``; None means that every rank holds a replica. ``rows`` limits it to rows
+    [start, stop) of that piece, cut along the first dimension; other specs of the same name have
+    other rows. ``copies`` ranks hold these same elements, and this one has copy number ``copy``.
+
+    Initial values are normal with ``init_std`` around 0, or, where ``init_std`` is 0, all equal to
+    ``init_value``. ``joins_next`` places the next parameter without a gap, so that both are one
+    view. ``init_from`` gives all initial values for a seed instead, flat.
     """
 
     name: str
@@ -61,6 +64,9 @@ class ParamSpec:
     init_std: float = 0.0
     init_value: float = 0.0
     joins_next: bool = False
+    rows: tuple[int, int] | None = None
+    copy: int = 0
+    copies: int = 1
     init_from: Callable[[int], npt.NDArray[np.float32]] | None = None
 
     def __post_init__(self) -> None:
@@ -74,12 +80,12 @@ class ParamSpec:
     @property
     def shape(self) -> tuple[int, ...]:
         """Shape of the local piece."""
-        if self.tp_dim is None:
-            return self.global_shape
-        return tuple(
-            n // self.tp_size if dim == self.tp_dim else n
-            for dim, n in enumerate(self.global_shape)
-        )
+        piece = list(self.global_shape)
+        if self.tp_dim is not None:
+            piece[self.tp_dim] //= self.tp_size
+        if self.rows is not None:
+            piece[0] = self.rows[1] - self.rows[0]
+        return tuple(piece)
 
     @property
     def numel(self) -> int:
@@ -87,37 +93,45 @@ class ParamSpec:
         return math.prod(self.shape)
 
     @property
+    def skipped(self) -> int:
+        """Elements of the flattened piece before its ``rows``."""
+        return 0 if self.rows is None else self.rows[0] * math.prod(self.shape[1:])
+
+    @property
     def is_replicated(self) -> bool:
         """True if all tensor-parallel ranks of a group of several hold the same elements."""
         return self.tp_dim is None
 
+    @property
+    def is_counted(self) -> bool:
+        """Whether this rank counts the elements in sums over tp: one of all that hold them does."""
+        return self.copy == 0 if self.tp_dim is not None else self.tp_rank == 0
+
 
 class Parameter:
-    """A spec bound to memory.
+    """Memory of a spec, or of several that are neighbours in the flat buffers, as one tensor.
 
-    ``data`` (compute type) and ``grad`` (master type) are views of flat buffers.
+    ``data`` (compute type) and ``grad`` (master type) are views of flat buffers. The rows of the
+    first spec are above those of the next.
     """
 
-    __slots__ = ("data", "grad", "spec")
+    __slots__ = ("data", "grad", "specs")
 
-    def __init__(self, spec: ParamSpec) -> None:
-        self.spec = spec
+    def __init__(self, *specs: ParamSpec) -> None:
+        self.specs = specs
         self.data: torch.Tensor
         self.grad: torch.Tensor
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Names of its specs, each once."""
+        return tuple(dict.fromkeys(spec.name for spec in self.specs))
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Shape of ``data`` and ``grad``."""
+        return sum(spec.shape[0] for spec in self.specs), *self.specs[0].shape[1:]
 
     def bind(self, data: torch.Tensor, grad: torch.Tensor) -> None:
         """Use ``data`` and ``grad``, each of the local shape, from now on."""
         self.data, self.grad = data, grad
-
-
-class JoinedParameter(Parameter):
-    """Neighbours in the flat buffers as one matrix.
-
-    The rows of the first are above those of the next.
-    """
-
-    __slots__ = ("parts",)
-
-    def __init__(self, parts: tuple[Parameter, ...]) -> None:
-        super().__init__(parts[0].spec)
-        self.parts = parts
