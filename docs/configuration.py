@@ -44,9 +44,10 @@ anything starts, with the nearest known key or the allowed values.
 Five rules connect the tables:
 
 - `parallel.tp * parallel.pp * parallel.dp` equals `launch.nodes * launch.ranks_per_node`;
-- `train.global_batch_size` is a multiple of `train.micro_batch_size * parallel.dp`, and with the
-  interleaved schedule the number of micro-batches is a multiple of `parallel.pp`; the same holds
-  for start and increment of `train.batch_ramp`;
+- `train.global_batch_size` is a multiple of `train.micro_batch_size`, with a micro-batch for each
+  replica; if `parallel.dp` does not divide them, the first replicas have one more. It does with
+  `train.batch_ramp`, whose start and increment are such multiples too, and with the interleaved
+  schedule, where each replica's number is a multiple of `parallel.pp`;
 - with `parallel.pp` above 1, `model.layers` is a multiple of `parallel.pp * parallel.vp`, unless
   `parallel.stage_layers` or `parallel.head_layers` is set;
 - `parallel.tp` divides `model.heads`, the width of the MLP, `model.seq_len`, and the vocabulary

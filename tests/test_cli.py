@@ -137,7 +137,7 @@ def test_the_configuration_that_the_bad_ones_are_made_of_is_good(place: Path) ->
         ("model.heads=5", ("model.hidden=64", "5 heads", "multiple of model.heads")),
         ("optim.lr=nan", ("optim.lr=nan", "out of range")),
         ("optim.lr=-1", ("optim.lr=-1", "out of range")),
-        ("train.global_batch_size=7", ("train.global_batch_size=7",)),
+        ("train.global_batch_size=1", ("train.global_batch_size=1", "at least 2")),
     ],
 )
 def test_an_impossible_setting_is_named_with_its_remedy(

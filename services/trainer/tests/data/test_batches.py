@@ -41,17 +41,18 @@ class _Swapped:
         """Nothing to give up."""
 
 
-@pytest.mark.parametrize("dp", [1, 2, 4])
+@pytest.mark.parametrize("dp", [1, 2, 3, 4])
 def test_replicas_share_the_global_batch_by_turns(dp: int) -> None:
     config = _config(dp)
     whole = BatchReader(
         SyntheticSource(_config(1), 0, "train", 0), first=True, last=True, device=CPU
     )
-    expected = whole.take(8, 0, 2, _never)
+    expected = whole.take(range(0, 16, 2), _never)
     for dp_rank in range(dp):
         source = SyntheticSource(config, dp_rank, "train", 0)
         reader = BatchReader(source, first=True, last=True, device=CPU)
-        mine = reader.take(8 // dp, 2 * dp_rank, 2 * dp, _never)
+        mine = reader.take(range(2 * dp_rank, 16, 2 * dp), _never)
+        assert len(mine) == config.micro_batches_of(16, dp_rank)
         for local, batch in enumerate(mine):
             assert batch.tokens is not None and batch.labels is not None
             assert torch.equal(batch.tokens, expected[local * dp + dp_rank].tokens)  # type: ignore[arg-type]
@@ -63,13 +64,13 @@ def test_two_swapped_micro_batches_are_noticed() -> None:
         _Swapped(SyntheticSource(_config(1), 0, "train", 0)), first=True, last=True, device=CPU
     )
     with pytest.raises(RuntimeError, match="micro-batch 0 starts with sample 2, not 0"):
-        reader.take(2, 0, 2, _never)
+        reader.take([0, 2], _never)
 
 
 def test_the_first_stage_takes_tokens_and_the_last_labels_and_mask() -> None:
     def take(*, first: bool, last: bool) -> list[bool]:
         source = SyntheticSource(_config(1), 0, "train", 0) if first or last else None
-        batch = BatchReader(source, first=first, last=last, device=CPU).take(1, 0, 2, _never)[0]
+        batch = BatchReader(source, first=first, last=last, device=CPU).take([0], _never)[0]
         return [part is not None for part in (batch.tokens, batch.labels, batch.mask)]
 
     assert take(first=True, last=False) == [True, False, False]
@@ -98,4 +99,4 @@ def test_a_wait_for_data_ends_with_the_generation() -> None:
 
     reader = BatchReader(Empty(), first=True, last=True, device=CPU)
     with pytest.raises(Aborted):
-        reader.take(1, 0, 2, lambda: True)
+        reader.take([0], lambda: True)

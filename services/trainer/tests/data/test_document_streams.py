@@ -56,8 +56,8 @@ def _first_step(daemon: Daemon, config: RunConfig, rank: int) -> list[MicroBatch
         document_end=config.model.document_end,
     )
     size = train.micro_batch_size
-    count = train.global_batch_size // size // grid.dp
-    taken = reader.take(count, at.dp * size, size * grid.dp, lambda: False)
+    own = range(at.dp * size, train.global_batch_size, size * grid.dp)
+    taken = reader.take(own, lambda: False)
     reader.close()
     return taken
 

@@ -27,7 +27,7 @@ def planned_counts(config: RunConfig, rank: int) -> dict[int, int]:
     """Collectives and messages of one step by line of the group table; without those at zero."""
     parallel, grid = config.parallel, config.parallel.grid
     place = grid.coordinates(rank)
-    number = config.micro_batches_of(config.train.global_batch_size)
+    number = config.micro_batches_of(config.train.global_batch_size, place.dp)
     schedule = training_schedule(
         parallel.schedule, grid, number, all_read=config.model.every_stage_reads
     )

@@ -46,6 +46,8 @@ def layouts() -> list[tuple[str, str, dict[str, Any]]]:
     found += [("tp2xpp2", "1f1b", {"optim": {"name": "lamb"}})]
     whole = {"parallel": {"tp_keep": "whole"}}
     found += [("tp2xpp2", "zb-h1", whole), ("tp2xdp2", "1f1b", whole)]
+    unequal = {"train": {"global_batch_size": 14}}
+    found += [("pp2xdp2", "1f1b", unequal), ("dp4", "1f1b", unequal)]
     return found
 
 

@@ -100,14 +100,15 @@ def _global_batch(
 ) -> tuple[np.ndarray, list[int]]:
     """Tokens [global batch, seq_len] in the order of samples, each replica's first sample."""
     size = config.train.micro_batch_size
-    first, batch_size = _place_of(config, step)
+    _, batch_size = _place_of(config, step)
     start, _ = _place_of(config, step - before)
     found: dict[int, np.ndarray] = {}
     firsts = []
+    earlier = config.batch_ramp.sizes(step)[step - before :]
     for dp_rank in range(dp):
         spec = run_stream(config, dp_rank=dp_rank, dp=dp, start=start, batch_size=batch_size)
         with DataClient(None, spec=spec) as client:
-            for _ in range((first - start) // (size * dp)):
+            for _ in range(sum(config.micro_batches_of(n, dp_rank) for n in earlier)):
                 client.next()
             firsts.append(client.next_sample)
             for _ in range(spec.num_micro_batches):

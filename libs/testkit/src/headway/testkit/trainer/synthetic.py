@@ -53,7 +53,9 @@ class SyntheticSource:
         del abort
         train = self._config.train
         size, dp = train.micro_batch_size, self._config.parallel.dp
-        sample = self._start + (self._taken * dp + self._dp_rank) * size
+        batch_size = train.global_batch_size
+        step, local = divmod(self._taken, self._config.micro_batches_of(batch_size, self._dp_rank))
+        sample = self._start + step * batch_size + (local * dp + self._dp_rank) * size
         if self._split == "validation":
             sample %= train.eval_batches * train.global_batch_size
         self._taken += 1

@@ -37,9 +37,12 @@ def model_shape(config: RunConfig) -> ModelShape:
     )
 
 
-def memory_shape(config: RunConfig, *, native_bf16: bool | None = None) -> MemoryShape:
+def memory_shape(
+    config: RunConfig, *, dp_rank: int = 0, native_bf16: bool | None = None
+) -> MemoryShape:
     """What the memory of this run's ranks depends on; ``auto`` must be resolved.
 
+    ``dp_rank``: the replica; the first has the most micro-batches.
     ``native_bf16``: whether the CPU multiplies bf16; None reads /proc/cpuinfo.
 
     Raises:
@@ -52,7 +55,7 @@ def memory_shape(config: RunConfig, *, native_bf16: bool | None = None) -> Memor
         grid=config.parallel.grid,
         stages=tuple(config.stages),
         schedule=config.parallel.schedule,
-        num_micro_batches=config.num_micro_batches,
+        num_micro_batches=config.micro_batches_of(config.train.global_batch_size, dp_rank),
         micro_batch_size=config.train.micro_batch_size,
         dtype=config.train.dtype,
         device=config.train.device,

@@ -67,12 +67,16 @@ class RunConfig:
 
     @property
     def num_micro_batches(self) -> int:
-        """Micro-batches of one replica in a step with the whole ``global_batch_size``."""
+        """Micro-batches of a step with the whole ``global_batch_size``, of the first replica."""
         return self.micro_batches_of(self.train.global_batch_size)
 
-    def micro_batches_of(self, batch_size: int) -> int:
-        """Micro-batches of one replica in a step of ``batch_size`` sequences."""
-        return batch_size // (self.train.micro_batch_size * self.parallel.dp)
+    def micro_batches_of(self, batch_size: int, dp_rank: int = 0) -> int:
+        """Micro-batches of one replica in a step of ``batch_size`` sequences.
+
+        Number j of the step belongs to replica j mod dp: if dp does not divide them, the first
+        replicas have one more than the others.
+        """
+        return len(range(dp_rank, batch_size // self.train.micro_batch_size, self.parallel.dp))
 
     @property
     def limits(self) -> RecoveryConfig:
@@ -135,14 +139,18 @@ class RunConfig:
             )
 
     def _check_batch(self) -> None:
-        unit = self.train.micro_batch_size * self.parallel.dp
-        if self.train.global_batch_size % unit:
+        size, micro_batch, parallel = (
+            self.train.global_batch_size,
+            self.train.micro_batch_size,
+            self.parallel,
+        )
+        unit = micro_batch * parallel.dp
+        if size % micro_batch or size < unit:
             raise ConfigError(
-                f"train.global_batch_size={self.train.global_batch_size} is not a multiple of "
-                f"train.micro_batch_size x parallel.dp = {unit}",
-                remedy=f"use a multiple of {unit}",
+                f"train.global_batch_size={size} is not a multiple of train.micro_batch_size="
+                f"{micro_batch} with a micro-batch for each of parallel.dp={parallel.dp} replicas",
+                remedy=f"use a multiple of {micro_batch}, at least {unit}",
             )
-        parallel = self.parallel
         interleaved = parallel.schedule == "interleaved"
         buckets = parallel.schedule == "1f1b" and parallel.pp == 1
         if parallel.is_v and parallel.num_chunks != 2:
@@ -156,15 +164,20 @@ class RunConfig:
                 f"parallel.pp={parallel.pp}",
                 remedy="set parallel.schedule='interleaved' or parallel.vp=1",
             )
-        if interleaved and self.num_micro_batches % self.parallel.pp:
+        if size % unit and self.health.replay_every:
             raise ConfigError(
-                f"{self.num_micro_batches} micro-batches per replica are not a multiple of "
-                "parallel.pp="
-                f"{self.parallel.pp}, which the interleaved schedule needs",
-                remedy="change train.global_batch_size",
+                f"health.replay_every={self.health.replay_every} with train.global_batch_size="
+                f"{size}, of which replicas have unequal numbers of micro-batches",
+                remedy=f"use a multiple of {unit}, or set health.replay_every=0",
             )
         if interleaved:
-            unit *= self.parallel.pp
+            unit *= parallel.pp
+        if interleaved and parallel.pp > 1 and size % unit:
+            raise ConfigError(
+                f"train.global_batch_size={size} is not a multiple of train.micro_batch_size x "
+                f"parallel.dp x parallel.pp = {unit}, which the interleaved schedule needs",
+                remedy=f"use a multiple of {unit}, or parallel.schedule='1f1b' with parallel.vp=1",
+            )
         wrong = [n for n in self.train.batch_ramp[:2] if n % unit]
         if wrong:
             of = "train.micro_batch_size x parallel.dp"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
@@ -95,13 +95,10 @@ class BatchReader:
         self._first, self._last, self._device = first, last, device
         self._document_end = document_end
 
-    def take(
-        self, count: int, first_sample: int, stride: int, abort: Callable[[], bool]
-    ) -> list[MicroBatch]:
-        """The next ``count`` micro-batches.
+    def take(self, samples: Sequence[int], abort: Callable[[], bool]) -> list[MicroBatch]:
+        """The next micro-batches, one for each of ``samples``.
 
-        ``first_sample`` is the global number of the sample with which the first must
-        start, ``stride`` the distance to that of the next one; they ensure that the
+        They are the global numbers of the sample with which each must start, to ensure that the
         expected batch was read.
 
         Raises:
@@ -109,14 +106,13 @@ class BatchReader:
             RuntimeError: the source is at another sample.
         """
         if self._source is None:
-            return [MicroBatch()] * count
+            return [MicroBatch()] * len(samples)
         taken = []
-        for index in range(count):
+        for index, expected in enumerate(samples):
             try:
                 batch = self._source.next(abort)
             except RingAbortedError:
                 raise Aborted from None
-            expected = first_sample + index * stride
             if batch.sample != expected:
                 raise RuntimeError(
                     f"micro-batch {index} starts with sample {batch.sample}, not {expected}"

@@ -54,18 +54,21 @@ class StepContext:
         first = sum(len(one.buckets) for one in self.chunks[:chunk])
         return range(first, first + len(self.chunks[chunk].buckets))
 
-    def take_batches(self, reader: BatchReader, start: int, count: int) -> list[MicroBatch]:
-        """This replica's next ``count`` micro-batches from global sample ``start`` on.
+    def take_batches(
+        self, reader: BatchReader, start: int, batch_size: int, num_batches: int = 1
+    ) -> list[MicroBatch]:
+        """This replica's micro-batches of global batches of ``batch_size`` samples.
 
-        Local j is global j * dp + dp_rank.
+        The first one begins with global sample ``start``. Micro-batch j of each belongs to replica
+        j mod dp.
 
         Raises:
             Aborted: the generation was fenced.
         """
-        size, dp = self.config.train.micro_batch_size, self.config.parallel.dp
-        channels = self.groups.channels
-        first = start + self.place.dp * size
-        return reader.take(count, first, dp * size, lambda: channels.aborted)
+        size, channels = self.config.train.micro_batch_size, self.groups.channels
+        own = range(self.place.dp * size, batch_size, self.config.parallel.dp * size)
+        samples = [start + n * batch_size + at for n in range(num_batches) for at in own]
+        return reader.take(samples, lambda: channels.aborted)
 
     def data_parallel(self) -> DataParallel:
         """The collectives over the buckets, with the switches of the configuration."""

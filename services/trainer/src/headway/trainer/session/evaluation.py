@@ -29,11 +29,12 @@ class Evaluation:
         """
         context, config = self._context, self._context.config
         num_tokens = 0.0
-        num_micro_batches = config.train.eval_batches * config.num_micro_batches
+        size, num_batches = config.train.global_batch_size, config.train.eval_batches
+        num_micro_batches = num_batches * config.micro_batches_of(size, context.place.dp)
 
         def data(pipeline: Pipeline, _: Action) -> None:
             nonlocal num_tokens
-            pipeline.batches = context.take_batches(reader, 0, num_micro_batches)
+            pipeline.batches = context.take_batches(reader, 0, size, num_batches)
             num_tokens = sum(batch.num_tokens for batch in pipeline.batches)
 
         with context.recorder.record(Kind.EVAL, step=step):

@@ -154,8 +154,8 @@ def _short(config: RunConfig) -> RunConfig:
 def _lock_batches(context: StepContext) -> None:
     """Have as much page-locked memory as the largest pass needs; torch keeps what is freed."""
     config = context.config
-    count = config.num_micro_batches * max(1, config.train.eval_batches)
-    context.take_batches(_reader(context), 0, count)
+    count = max(1, config.train.eval_batches)
+    context.take_batches(_reader(context), 0, config.train.global_batch_size, count)
 
 
 def _reader(context: StepContext) -> BatchReader:
@@ -195,7 +195,10 @@ class _Zeros:
         """The next micro-batch."""
         del abort
         size, seq_len = self._config.train.micro_batch_size, self._config.model.seq_len
-        sample = (self._taken * self._config.parallel.dp + self._dp_rank) * size
+        batch_size = self._config.train.global_batch_size
+        count = self._config.micro_batches_of(batch_size, self._dp_rank)
+        batch, local = divmod(self._taken, count)
+        sample = batch * batch_size + (local * self._config.parallel.dp + self._dp_rank) * size
         end = self._config.model.document_end
         tokens = np.full((size, seq_len), 1 if end == 0 else 0, np.int32)
         mask = np.ones((size, seq_len), np.uint8)

@@ -141,11 +141,12 @@ class TrainStep:
     def _actions(self, batch_size: int) -> Sequence[Action]:
         """This rank's list for a step of ``batch_size`` sequences."""
         config = self._context.config
-        parallel, number = config.parallel, config.micro_batches_of(batch_size)
+        parallel, place = config.parallel, self._context.place
+        number = config.micro_batches_of(batch_size, place.dp)
         schedule = training_schedule(
             parallel.schedule, parallel.grid, number, all_read=config.model.every_stage_reads
         )
-        return schedule.ranks[self._context.place.pp]
+        return schedule.ranks[place.pp]
 
     def _loss_unit(self, totals: _StepTotals) -> float:
         """Tokens of the step, those that do not count included."""
@@ -160,8 +161,9 @@ class TrainStep:
         context = self._context
         with context.recorder.record(Kind.DATA, step=totals.step):
             failpoint("worker.before_data", step=totals.step)
-            count = context.config.micro_batches_of(totals.batch_size)
-            totals.batches = context.take_batches(self._reader, self._state.samples, count)
+            totals.batches = context.take_batches(
+                self._reader, self._state.samples, totals.batch_size
+            )
         totals.num_tokens = sum(batch.num_tokens for batch in totals.batches)
 
     def _compute_for_another(self, totals: _StepTotals) -> None:

@@ -54,8 +54,9 @@ class MemoryWatch:
         peak = self._meter.peak()
         if peak > view.memory_bytes * GROWTH:
             if self._config.model.architecture.own_block is None:
-                pp = self._config.parallel.grid.coordinates(self._rank).pp
-                view.memory_predicted = predict(memory_shape(self._config), pp).total
+                place = self._config.parallel.grid.coordinates(self._rank)
+                shape = memory_shape(self._config, dp_rank=place.dp)
+                view.memory_predicted = predict(shape, place.pp).total
             view.memory_bytes = peak
 
 
@@ -87,8 +88,9 @@ def too_small(config: RunConfig, rank: int, error: BaseException) -> MemoryTooSm
     if config.model.architecture.own_block is not None:
         return MemoryTooSmallError(f"{what}: {said}", remedy="use a smaller micro-batch")
     try:
-        shape = memory_shape(config)
-        memory = predict(shape, config.parallel.grid.coordinates(rank).pp)
+        place = config.parallel.grid.coordinates(rank)
+        shape = memory_shape(config, dp_rank=place.dp)
+        memory = predict(shape, place.pp)
         savings = [f"{one.change} (saves {size(one.nbytes)})" for one in advise(shape)]
     except ConfigError:  # a type that was never resolved: the failure itself must be reported
         return MemoryTooSmallError(f"{what}: {said}", remedy="use a smaller micro-batch")
