@@ -32,7 +32,10 @@ def read_model(config: ConfigFile) -> tuple[Family, ModelConfig]:
     try:
         return family, ModelConfig(**family.settings(config))
     except ConfigError as error:
-        raise InputError(f"{config.where}: {error.message}", remedy=error.remedy) from error
+        raise InputError(  # the error's own remedy is for a new model
+            f"{config.where}: {error.message}",
+            remedy="choose another model, or correct the file if it is damaged",
+        ) from error
 
 
 def family_for(model: ModelConfig) -> Family:
