@@ -247,7 +247,7 @@ def assemble(reports: Sequence[Mapping[str, Array]], kind: str) -> dict[str, Arr
                 filled[key] = np.zeros(local[key].size, bool)
             target, seen = local[key].reshape(-1), filled[key]
             where = slice(entry["flat_start"], entry["flat_stop"])
-            if entry["copy"]:
+            if entry.get("copy"):
                 assert np.array_equal(target[where], piece), f"copies of {name} differ"
                 continue
             assert not seen[where].any(), f"{name} is held twice"

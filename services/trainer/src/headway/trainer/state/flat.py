@@ -181,8 +181,8 @@ class FlatChunk:
 
         The snapshot's copy of ``state`` starts at byte ``base``. There is one entry for each field
         and each parameter that this shard touches; ``flat_start`` and ``flat_stop`` count elements
-        in the flattened piece ``tp_rank`` of the tensor. Of entries that several ranks of tp have,
-        one has ``copy`` 0.
+        in the flattened piece ``tp_rank`` of the tensor. ``copy`` is there for elements that some
+        of the ranks of tp hold too; one of them has copy 0.
         """
         item = self.state.element_size()
         dtype = str(self.precision.master_dtype).removeprefix("torch.")
@@ -199,7 +199,7 @@ class FlatChunk:
                 "tp_size": place.spec.tp_size,
                 "flat_start": place.spec.skipped + low - place.start,
                 "flat_stop": place.spec.skipped + high - place.start,
-                "copy": place.spec.copy,
+                **({"copy": place.spec.copy} if place.spec.copies > 1 else {}),
             }
             for index, field in enumerate(self.fields)
             for place, low, high in self.owned()
