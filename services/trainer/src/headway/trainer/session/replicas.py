@@ -2,11 +2,11 @@
 
 Two things are copied: the parameters, which all replicas gather from each other in every step, and
 the master weights that several ranks of tensor parallelism hold: of what it does not split, and of
-heads of keys and values that ranks share. Copies are compared by
-their digests after the pass that used them. Where parameters differ, they are gathered once more
-from the master weights, and each rank compares its own with these: the wrong one knows itself, and
-is put right. A bit that changes before it is copied, in a gradient or in a master weight, reaches
-all replicas alike: that is not found here.
+heads of keys and values that ranks share. Copies are compared by their digests after the pass that
+used them. Where parameters differ, they are gathered once more from the master weights, and each
+rank compares its own with these: the wrong one knows itself, and is put right. A bit that changes
+before it is copied, in a gradient or in a master weight, reaches all replicas alike: that is not
+found here.
 """
 
 from __future__ import annotations
