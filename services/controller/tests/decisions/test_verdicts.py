@@ -329,6 +329,15 @@ def test_over_gloo_the_limit_to_act_is_reached_before_a_collective_ends() -> Non
         assert _taken(hand.send(held)).startswith("replaced")
 
 
+def test_the_limit_to_act_is_not_below_the_time_in_which_a_link_may_come_back() -> None:
+    """Else a link that flaps for 10 s costs a recovery wherever recoveries take 4 s."""
+    hand = Hand(limits=SLOW, memory=Memory(recoveries=(4.0,)), link_wait_s=13.4).run()
+    held = _verdict("kill_worker", pid=100, generation=0, silence_s=13.3)
+    assert _taken(hand.send(held)) == ""
+    hand.wait(0.2)
+    assert _taken(hand.send(held)).startswith("replaced")
+
+
 def test_a_recovery_is_measured_from_its_fence_to_the_step_of_all_ranks() -> None:
     hand = Hand().run()
     hand.send(hand.left(1, "peer"))

@@ -60,6 +60,27 @@ def test_the_driver_knows_whether_collectives_end_by_themselves(
     journal.close()
 
 
+@pytest.mark.parametrize(
+    ("device", "profile", "waits"),
+    [("gpu", "ib", True), ("gpu", "efa", True), ("gpu", "none", False), ("cpu", "ib", False)],
+)
+def test_the_driver_knows_how_long_a_link_may_be_away(
+    tmp_path: Path,
+    device: Literal["cpu", "gpu"],
+    profile: Literal["none", "ib", "efa"],
+    waits: bool,
+) -> None:
+    """Over gloo no adapter resends, and a collective ends sooner."""
+    journal = Journal(tmp_path / "run.sqlite", epoch=1)
+    config = RunConfig(
+        train=TrainConfig(device=device), parallel=ParallelConfig(nccl_profile=profile)
+    )
+    start = begin(config, "0123abcd", 1, 1, journal)
+    assert (start.link_wait_s > config.parallel.flap_s) == waits
+    assert waits or start.link_wait_s == 0.0
+    journal.close()
+
+
 def test_nothing_is_added_to_what_a_new_driver_has_read(tmp_path: Path) -> None:
     """A former driver may have been frozen until then."""
     config = RunConfig()

@@ -10,6 +10,7 @@ from headway.common.config import from_dict
 from headway.common.errors import ConfigError, InputError
 from headway.common.wire.messages.worker import Steer
 from headway.trainer.config import RecoveryConfig, RunConfig, check_name, check_setting
+from headway.trainer.config.link_retries import LinkRetries
 from headway.trainer.session.hooks import StepResult
 from headway.trainer.worker.control_hooks import ControlHooks
 from structlog.testing import capture_logs
@@ -66,8 +67,80 @@ def test_a_limit_to_act_on_hangs_is_compared_with_that_of_gloo_only() -> None:
     _on("cpu", RecoveryConfig(hang_act_s=19.0))
 
 
-def _on(device: str, recovery: RecoveryConfig) -> RunConfig:
-    return from_dict(RunConfig, {"train": {"device": device}, "recovery": asdict(recovery)})
+def test_the_monitor_judges_a_hang_of_the_first_step_before_gloo_ends_it() -> None:
+    recovery = RecoveryConfig(first_step_timeout_s=100.0)
+    with pytest.raises(
+        ConfigError, match=r"health.suspended_limit_s=120 .*recovery.first_step_timeout_s=100: over"
+    ) as caught:
+        _on("cpu", recovery)
+    assert caught.value.remedy
+    _on("gpu", recovery)
+
+
+def test_a_data_daemon_is_replaced_before_its_readers_fail() -> None:
+    with pytest.raises(
+        ConfigError, match=r"recovery.service_silent_s=5 .*data.wait_timeout_s=5: a data daemon"
+    ):
+        from_dict(RunConfig, {"data": {"wait_timeout_s": 5.0}})
+
+
+def _on(device: str, recovery: RecoveryConfig, **parallel: Any) -> RunConfig:
+    tables = {"train": {"device": device}, "recovery": asdict(recovery), "parallel": parallel}
+    return from_dict(RunConfig, tables)
+
+
+# ---- links --------------------------------------------------------------------------------------
+@pytest.mark.parametrize("flap_s", [0.001, 0.1, 1.0, 7.5, 7.6, 10.0, 30.0, 60.2, 103.0, 120.0])
+def test_retries_last_for_a_flap_and_not_for_much_longer(flap_s: float) -> None:
+    found = LinkRetries.outlasting(flap_s)
+    assert flap_s <= found.window_s <= max(1.26 * flap_s, 0.3)
+    assert 1 <= found.timeout <= 22 and 4 <= found.retries <= 7, "what every NCCL accepts"
+    sooner = LinkRetries(found.timeout - 1, 7)
+    assert found.timeout == 14 or sooner.window_s < flap_s, "it resends as soon as it can"
+
+
+def test_the_window_is_that_of_nccls_documentation() -> None:
+    """Its table: 20 and 7 are 30 s, 18 and 7 are 7.5 s; 0 and 32 have no limit."""
+    assert LinkRetries().window_s == pytest.approx(30.06, abs=0.01)
+    assert LinkRetries(18, 7).window_s == pytest.approx(7.52, abs=0.01)
+    assert LinkRetries(0, 7).window_s == LinkRetries(32, 7).window_s == float("inf")
+
+
+@pytest.mark.parametrize("flap_s", [0.0, -1.0, float("inf"), float("nan"), 120.3])
+def test_a_flap_that_no_retries_outlast_is_refused_in_one_line(flap_s: float) -> None:
+    with pytest.raises(ConfigError, match=f"parallel.flap_s={flap_s:g} is out of") as caught:
+        from_dict(RunConfig, {"parallel": {"flap_s": flap_s}})
+    assert "at most 120: NCCL_IB_TIMEOUT=22 and" in caught.value.remedy
+    assert "\n" not in str(caught.value)
+
+
+def test_a_misspelt_profile_is_refused_with_the_nearest_one() -> None:
+    with pytest.raises(ConfigError, match="nccl_profile = 'rocee' is not one of") as caught:
+        from_dict(RunConfig, {"parallel": {"nccl_profile": "rocee"}})
+    assert "did you mean 'roce'?" in str(caught.value)
+
+
+def test_a_link_that_comes_back_in_time_is_never_a_hang_to_act_on() -> None:
+    short = RecoveryConfig(hang_act_s=10.5)
+    for device in ("gpu", "auto"):
+        with pytest.raises(
+            ConfigError, match=r"recovery.hang_act_s=10.5 .* 10.7 s .*parallel.flap_s=10"
+        ) as caught:
+            _on(device, short, nccl_profile="ib")
+        assert caught.value.remedy
+    _on("gpu", short)
+    _on("cpu", short, nccl_profile="ib")
+    _on("gpu", short, nccl_profile="ib", flap_s=7.5)
+    with pytest.raises(ConfigError, match=r"gpu_join_timeout_s=120 .* 129 s .*flap_s=100"):
+        _on("gpu", RecoveryConfig(), nccl_profile="roce", flap_s=100.0)
+    _on("gpu", RecoveryConfig(gpu_join_timeout_s=200.0), nccl_profile="roce", flap_s=100.0)
+
+
+@pytest.mark.parametrize(("ctas", "word"), [(0, "below 1"), (65, "above 64")])
+def test_thread_blocks_are_counted_from_1_to_nccls_highest(ctas: int, word: str) -> None:
+    with pytest.raises(ConfigError, match=f"parallel.pair_ctas={ctas} is {word}") as caught:
+        from_dict(RunConfig, {"parallel": {"pair_ctas": ctas}})
+    assert caught.value.remedy
 
 
 @pytest.mark.parametrize("value", [0.0, -1e-3, float("nan"), float("inf"), 0.1001])

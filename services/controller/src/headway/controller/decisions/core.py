@@ -32,7 +32,7 @@ class Core:
 
     def __init__(self, start: Start, limits: RecoveryConfig, now: float) -> None:
         self.run_id, self.epoch, self.limits = start.run_id, start.epoch, limits
-        self.is_on_gloo = start.is_on_gloo
+        self.is_on_gloo, self.link_wait_s = start.is_on_gloo, start.link_wait_s
         memory = start.memory
         self.clock = AwakeClock(now)
         self.effects = Effects(self.clock)

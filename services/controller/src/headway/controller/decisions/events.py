@@ -290,6 +290,8 @@ class Start:
     """How long a check may take until a beat has its result, then it counts as not applicable."""
     is_on_gloo: bool = False
     """The ranks communicate over gloo, which ends a collective at ``group_timeout_s`` itself."""
+    link_wait_s: float = 0.0
+    """How long ranks may make no progress because a link is away; 0 if that is not provided for."""
 
 
 Input = Event | NodeBeat | Relay | Seals | WorkerGone

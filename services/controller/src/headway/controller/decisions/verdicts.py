@@ -39,7 +39,8 @@ class Verdicts:
 
     A hang that may still pass is acted on once it has lasted for ``recovery.hang_act_s``, by
     default as long as a recovery takes: then it costs at most twice the least that it could have.
-    Over gloo that must come before the collective ends by itself, after which no hang is left.
+    Over gloo that must come before the collective ends by itself, after which no hang is left. With
+    ``parallel.nccl_profile`` it comes after the time in which a link may come back.
     """
 
     def __init__(self) -> None:
@@ -182,7 +183,7 @@ def _automatic_s(core: Core) -> float:
     """How long a hang may last without ``recovery.hang_act_s``."""
     limits = core.limits
     most_s = limits.group_timeout_s / 2 if core.is_on_gloo else limits.join_timeout_s
-    return min(core.cost.usual_s, most_s)
+    return min(max(core.cost.usual_s, core.link_wait_s), most_s)
 
 
 def _restart_order(core: Core, node: int, service: str, pid: int, reason: str) -> Send:

@@ -68,6 +68,7 @@ def begin(
         checks_nodes=config.health.checks_nodes(are_machines=is_joined),
         check_limit_s=config.health.quick_suite_s + CHECK_REPORT_S,
         is_on_gloo=config.train.device == "cpu",
+        link_wait_s=0.0 if config.train.device == "cpu" else config.parallel.link_wait_s,
     )
 
 

@@ -7,7 +7,14 @@ from dataclasses import dataclass
 from typing import Literal
 
 from headway.common.config_checks import at_least, within
+from headway.common.errors import ConfigError
 from headway.common.plan.grid import Grid
+from headway.trainer.config.link_retries import LinkRetries
+
+MOST_CTAS = 64
+"""Of one communicator, since NCCL 2.25."""
+LINK_MARGIN = 1.25
+"""An adapter that resends late, and ranks that move again, have a quarter of the window more."""
 
 
 @dataclass(frozen=True)
@@ -54,10 +61,28 @@ class ParallelConfig:
     """What a layer keeps of the activations that it has gathered, until its weight gradients are
     computed: this rank's piece, which is gathered again, or the whole, ``tp`` times as much memory
     for less traffic. Same bits. What ``train.recompute`` makes again is gathered again."""
+    nccl_profile: Literal["none", "ib", "roce", "efa"] = "none"
+    """NCCL's settings for the network between machines: InfiniBand, RoCE or EFA, or none but NCCL's
+    defaults. What the environment or NCCL's files set wins. `headway doctor CONFIG` prints them."""
+    flap_s: float = 10.0
+    """With ``nccl_profile``: how long a link may be away without a recovery. Retries of the network
+    adapters and the automatic ``recovery.hang_act_s`` are chosen for it. At most 120."""
+    pair_ctas: int = 4
+    """Thread blocks, hence SMs, that the communicator of a pair of stages may occupy on a GPU: a
+    receive that is posted ahead spins on them until its message comes. ``NCCL_MAX_CTAS`` wins."""
+    cta_policy: Literal["default", "efficiency", "zero"] = "default"
+    """How NCCL, since 2.27, weighs its speed against the SMs that all its communicators take:
+    ``efficiency`` takes as few as give a decent speed, ``zero`` none wherever it can."""
 
     def __post_init__(self) -> None:
         within(self, "parallel", 0.0, math.inf, "head_layers")
-        at_least(self, "parallel", 1, "tp", "pp", "dp", "vp", "buckets", "tp_pieces")
+        at_least(self, "parallel", 1, "tp", "pp", "dp", "vp", "buckets", "tp_pieces", "pair_ctas")
+        if self.pair_ctas > MOST_CTAS:
+            raise ConfigError(
+                f"parallel.pair_ctas={self.pair_ctas} is above {MOST_CTAS}, NCCL's highest",
+                remedy="use 1 to 8, or measure more",
+            )
+        LinkRetries.outlasting(self.flap_s)
 
     @property
     def num_chunks(self) -> int:
@@ -78,6 +103,23 @@ class ParallelConfig:
     def grid(self) -> Grid:
         """The ranks' coordinates."""
         return Grid(tp=self.tp, pp=self.pp, dp=self.dp, vp=self.num_chunks, is_v=self.is_v)
+
+    @property
+    def link_window_s(self) -> float:
+        """How long NCCL waits for a link that is away; 0 without a profile.
+
+        EFA resends on its own terms, so there it is ``flap_s``.
+        """
+        if self.nccl_profile == "none":
+            return 0.0
+        if self.nccl_profile == "efa":
+            return self.flap_s
+        return LinkRetries.outlasting(self.flap_s).window_s
+
+    @property
+    def link_wait_s(self) -> float:
+        """How long ranks may make no progress because of a link; 0 without a profile."""
+        return LINK_MARGIN * self.link_window_s
 
     @property
     def world_size(self) -> int:

@@ -19,6 +19,7 @@ from headway.trainer.config.launch import LaunchConfig
 from headway.trainer.config.model import ModelConfig
 from headway.trainer.config.parallel import ParallelConfig
 from headway.trainer.config.recovery import RecoveryConfig
+from headway.trainer.config.relations import check_relations
 from headway.trainer.config.training import OptimConfig, TrainConfig
 
 BUCKETS = 4
@@ -53,17 +54,7 @@ class RunConfig:
         self._check_batch()
         self._check_split()
         self._check_tensor_parallel()
-        self._check_hang_limit()
-
-    def _check_hang_limit(self) -> None:
-        """NCCL has no limit, and before ``auto`` is resolved it is not known which one is used."""
-        act_s, group_s = self.recovery.hang_act_s, self.recovery.group_timeout_s
-        if self.train.device == "cpu" and act_s >= group_s:
-            raise ConfigError(
-                f"recovery.hang_act_s={act_s:g} is not below recovery.group_timeout_s="
-                f"{group_s:g}: over gloo a collective ends there by itself",
-                remedy="lower recovery.hang_act_s or raise recovery.group_timeout_s",
-            )
+        check_relations(self.limits, self.parallel, self.data, self.health, self.train.device)
 
     @property
     def num_micro_batches(self) -> int:
