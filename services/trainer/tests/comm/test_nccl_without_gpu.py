@@ -16,14 +16,16 @@ from headway.common.config import from_dict
 from headway.common.plan.grid import Grid
 from headway.trainer.comm import factories, groups, nccl
 from headway.trainer.comm.channel import Channels
+from headway.trainer.comm.ctas import Ctas
 from headway.trainer.comm.interface import Aborted, Comm, SingleRank, StuckTransport
-from headway.trainer.comm.nccl import PAIR_CTAS, JointAbort, nccl_group, read_when_ready
+from headway.trainer.comm.nccl import JointAbort, nccl_group, read_when_ready
 from headway.trainer.comm.p2p import PipeComm
 from headway.trainer.comm.store import StoreClient
-from headway.trainer.config import RunConfig
+from headway.trainer.config import ParallelConfig, RunConfig
 from headway.trainer.device import choose as device
 from headway.trainer.device.choose import take_device
 from headway.trainer.worker.failures import breaks_device
+from structlog.testing import capture_logs
 
 
 class Group:
@@ -112,13 +114,14 @@ def test_only_pairs_of_stages_are_held_to_a_few_sms_and_all_have_high_priority(
 ) -> None:
     """Receives that are posted ahead spin; collectives must not queue behind matrix products."""
     monkeypatch.setattr(factories._dist, "PrefixStore", lambda *_: None)
-    factory = factories.NcclFactory(None, Channels(), torch.device("cpu"), wraps=True)
+    ctas = Ctas.of(ParallelConfig(pair_ctas=3))
+    factory = factories.NcclFactory(None, Channels(), torch.device("cpu"), wraps=True, ctas=ctas)
     factory.comm("tp", (4, 5), 5)
     factory.pipe("pp", (1, 5, 9), 5)
     assert all(group.options.is_high_priority_stream for group in made)
     assert {group.options.config.blocking for group in made} == {1}
     limits = [(group.size, group.options.config.max_ctas) for group in made]
-    assert limits == [(2, -1), (3, -1), *[(2, PAIR_CTAS)] * 4]
+    assert limits == [(2, -1), (3, -1), *[(2, 3)] * 4]
 
 
 def test_each_pair_of_stages_is_connected_by_a_message_in_its_own_direction(
@@ -197,9 +200,17 @@ def test_what_became_ready_by_an_abort_is_not_read(monkeypatch: pytest.MonkeyPat
         read_when_ready(values, channels)
 
 
-def test_a_limit_of_thread_blocks_is_optional(made: list[FakeNccl]) -> None:
-    nccl_group(None, 0, 1, torch.device("cpu"))
-    assert made[0].options.config.max_ctas == -1
+def test_the_policy_of_thread_blocks_is_passed_where_torch_has_it(made: list[FakeNccl]) -> None:
+    efficient = Ctas.of(ParallelConfig(cta_policy="efficiency"))
+    with capture_logs() as logs:
+        nccl_group(None, 0, 1, torch.device("cpu"), ctas=efficient)
+    assert not hasattr(made[0].options.config, "cta_policy")
+    assert [line["ignored"] for line in logs] == ["efficiency"]
+    newer = SimpleNamespace(cta_policy=-1, max_ctas=-1)
+    Ctas().put_into(newer, is_pair=False)
+    assert newer == SimpleNamespace(cta_policy=-1, max_ctas=-1), "NCCL's own choice"
+    efficient.put_into(newer, is_pair=True)
+    assert newer == SimpleNamespace(cta_policy=1, max_ctas=4)
 
 
 def test_a_build_that_stays_inside_nccl_after_an_abort_gives_the_process_up(

@@ -14,16 +14,10 @@ import torch.distributed
 from headway.common.node.group_table import NO_LINE, GroupLine
 from headway.common.plan.collectives import LANES, GroupKind
 from headway.trainer.comm.channel import Channels
+from headway.trainer.comm.ctas import Ctas
 from headway.trainer.comm.gloo import GlooComm, gloo_options
 from headway.trainer.comm.interface import Comm, PeerLost, SingleRank
-from headway.trainer.comm.nccl import (
-    PAIR_CTAS,
-    JointAbort,
-    NcclComm,
-    NcclPipe,
-    connect_pair,
-    nccl_group,
-)
+from headway.trainer.comm.nccl import JointAbort, NcclComm, NcclPipe, connect_pair, nccl_group
 from headway.trainer.comm.p2p import Direction, PipeComm
 
 GroupLines: TypeAlias = Mapping[int, GroupLine]
@@ -104,9 +98,11 @@ class NcclFactory:
         wraps: bool,
         is_v: bool = False,
         lines: GroupLines | None = None,
+        ctas: Ctas = Ctas(),  # noqa: B008 - frozen
     ) -> None:
         self._store, self._channels, self._lines = store, channels, lines or {}
         self._device, self._wraps, self._is_v = device, wraps, is_v
+        self._ctas = ctas
         self._joint = JointAbort()
         channels.on_abort(self._joint.abort)
 
@@ -142,20 +138,20 @@ class NcclFactory:
     def _pair(self, name: str, ranks: Sequence[int], rank: int, *, sends: bool) -> Comm:
         """The communicator of two stages, connected in the one direction that it is for."""
         place = ranks.index(rank)
-        group = self._group(name, ranks, place, PAIR_CTAS)
+        group = self._group(name, ranks, place, is_pair=True)
         pair = NcclComm(group, self._channels, place, len(ranks))
         with self._lost_store():
             connect_pair(pair, self._device, sends=sends)
         self._joint.add(group)  # not before: nothing can abort what is being connected
         return pair
 
-    def _group(
-        self, name: str, ranks: Sequence[int], place: int, max_ctas: int | None = None
-    ) -> Any:
+    def _group(self, name: str, ranks: Sequence[int], place: int, *, is_pair: bool = False) -> Any:
         self._channels.check()
         store = _dist.PrefixStore(f"{name}{min(ranks)}", self._store)
         with self._lost_store():
-            return nccl_group(store, place, len(ranks), self._device, max_ctas=max_ctas)
+            return nccl_group(
+                store, place, len(ranks), self._device, ctas=self._ctas, is_pair=is_pair
+            )
 
     @contextmanager
     def _lost_store(self) -> Iterator[None]:

@@ -19,6 +19,7 @@ from headway.common.node.group_table import NO_LINE, GroupLine, GroupTable
 from headway.common.plan.collectives import GroupKind, memberships
 from headway.common.plan.grid import AXES, Axis, Grid
 from headway.trainer.comm.channel import Channels
+from headway.trainer.comm.ctas import Ctas
 from headway.trainer.comm.every_rank import EveryRank
 from headway.trainer.comm.factories import Factory, GlooFactory, NcclFactory
 from headway.trainer.comm.gloo import GlooComm
@@ -120,6 +121,7 @@ def build(
     ports: str = "",
     first_timeout_s: float | None = None,
     table: GroupTable | None = None,
+    ctas: Ctas = Ctas(),  # noqa: B008 - frozen
 ) -> Groups:
     """Create the generation's groups on a build thread and wait for them as for any other call.
 
@@ -135,6 +137,7 @@ def build(
     ``ports``: those that the store may take, ``LOW-HIGH``; "" is any.
     ``first_timeout_s``: of operations before ``Groups.limit``; ``timeout_s`` by default.
     ``table``: counts the collectives and messages of this rank.
+    ``ctas``: limits of the thread blocks of NCCL.
 
     Raises:
         Aborted: the generation was fenced; a half-built result is freed in the background.
@@ -150,7 +153,9 @@ def build(
         wanted = memberships(grid, rank, joins_ends=joins_ends)
         groups.lines = table.begin(generation, wanted)
     limits_s = (joining_s, first_s, timeout_s)
-    builder = _Builder(generation, grid, rank, host, ports, *limits_s, device, groups, joins_ends)
+    builder = _Builder(
+        generation, grid, rank, host, ports, *limits_s, device, groups, joins_ends, ctas
+    )
     try:
         return channels.open("build").call(lambda: builder.run(announce, lookup)).result()
     except BaseException as error:
@@ -181,6 +186,7 @@ class _Builder:
     device: torch.device | None
     groups: Groups
     joins_ends: bool
+    ctas: Ctas
 
     def __post_init__(self) -> None:
         self.ended = threading.Event()
@@ -232,7 +238,15 @@ class _Builder:
             return GlooFactory(store, channels, self.host, self.first_s, lines, is_v=is_v)
         use_interface(self.host)
         wraps = self.joins_ends or (self.grid.vp > 1 and not is_v)
-        return NcclFactory(store, channels, self.device, wraps=wraps, is_v=is_v, lines=lines)
+        return NcclFactory(
+            store,
+            channels,
+            self.device,
+            wraps=wraps,
+            is_v=is_v,
+            lines=lines,
+            ctas=self.ctas,
+        )
 
     def _open_store(self, announce: Announce, lookup: Lookup) -> StoreClient:
         if self.rank == 0:

@@ -21,6 +21,7 @@ from headway.common.node.group_table import NO_LINE, GroupLine
 from headway.common.plan.collectives import Op as Entered
 from headway.common.wire.addresses import interface_of
 from headway.trainer.comm.channel import Channels
+from headway.trainer.comm.ctas import Ctas
 from headway.trainer.comm.interface import Comm, Op, StuckTransport, Ticket
 from headway.trainer.comm.p2p import Direction, PipeComm
 from headway.trainer.device.choose import set_environment
@@ -34,11 +35,6 @@ which can end it: torch's watchdog cannot. It counts from when an operation was 
 receive is early, and for each one that it finds late it sleeps (``device.ENVIRONMENT``) with the
 lock that queueing the next collective takes, whatever the mode of its error handling
 (ProcessGroupNCCL.cpp, ``Watchdog::runLoop``)."""
-PAIR_CTAS = 4
-"""Thread blocks, hence SMs, that the communicator of a pair of stages may occupy. A receive that is
-posted ahead spins on them until its message comes, and NCCL's blocks share an SM with nothing else,
-so with four lanes the default (up to 32 blocks each) takes the SMs from the matrix products."""
-
 SETTLE_S = 10.0
 """Longest wait for a device whose communicators were aborted."""
 
@@ -214,12 +210,13 @@ def nccl_group(
     size: int,
     device: torch.device,
     *,
-    max_ctas: int | None = None,
+    ctas: Ctas = Ctas(),  # noqa: B008 - frozen
+    is_pair: bool = False,
 ) -> Any:
     """A communicator, connected when this returns; call it on the build thread only.
 
     ``store`` is a prefix of the generation's store, for this group only. Ranks of a group
-    cannot share a device. ``max_ctas`` limits its thread blocks, None leaves that to NCCL.
+    cannot share a device. ``is_pair``: of two stages of a pipeline, see ``Ctas``.
 
     Its stream has high priority: when an SM becomes free, a waiting kernel of the communicator
     takes it before the next wave of a matrix product does.
@@ -234,8 +231,7 @@ def nccl_group(
     options = _dist.ProcessGroupNCCL.Options(is_high_priority_stream=True)
     options._timeout = NO_LIMIT
     options.config.blocking = 1
-    if max_ctas is not None:
-        options.config.max_ctas = max_ctas
+    ctas.put_into(options.config, is_pair=is_pair)
     group = _dist.ProcessGroupNCCL(store, rank, size, options)
     group.eager_connect_single_device(device)
     return group

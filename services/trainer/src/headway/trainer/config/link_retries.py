@@ -14,10 +14,10 @@ from headway.common.errors import ConfigError
 
 ACK_UNIT_US = 4.096
 SHORTEST_TIMEOUT, LONGEST_TIMEOUT = 14, 22
-"""Of ``NCCL_IB_TIMEOUT``: NCCL's default before 2.14, below which congestion looks like a loss, and
+"""Values of ``NCCL_IB_TIMEOUT``: NCCL's default before 2.14, below which congestion looks like a loss, and
 the highest that every version of NCCL documents."""
 FEWEST_RETRIES, MOST_RETRIES = 4, 7
-"""Of ``NCCL_IB_RETRY_CNT``: enough to lose several packets in a row, and what the adapters allow."""
+"""Retry counts: enough for several losses in a row, and the most that adapters allow."""
 
 
 @dataclass(frozen=True)

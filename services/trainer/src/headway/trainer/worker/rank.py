@@ -18,7 +18,9 @@ from headway.common.node.flight import FlightWriter
 from headway.common.node.process import return_free_memory
 from headway.common.plan.schedule.actions import Kind
 from headway.common.wire.messages.worker import Assign, Restore
+from headway.trainer.comm import nccl_profile
 from headway.trainer.comm.channel import Channels
+from headway.trainer.comm.ctas import Ctas
 from headway.trainer.comm.groups import Groups, build
 from headway.trainer.comm.store import StoreEndpoint
 from headway.trainer.device.choose import take_device
@@ -50,9 +52,10 @@ class Rank:
         self._node = NodeResources(context, rank)
         if self.config.train.deterministic:
             make_deterministic()
-        self._device = (
-            take_device(rank) if self.config.train.device == "gpu" else torch.device("cpu")
-        )
+        self._device = torch.device("cpu")
+        if self.config.train.device == "gpu":
+            nccl_profile.apply(self.config.parallel)
+            self._device = take_device(rank)
         self._store = StoreWatch(context.paths.endpoint("ckpt_store"))
         self._flight = FlightWriter.create(context.paths.segment("flight", rank), rank)
         self.count_life, self.waiting = self._flight.count_life, self._flight.waiting
@@ -140,6 +143,7 @@ class Rank:
                 device=self._device,
                 joins_ends=self.config.exchanges_table,
                 table=self._flight.table,
+                ctas=Ctas.of(self.config.parallel),
             )
 
     def _after_step(self, view: WorkerStatus) -> None:

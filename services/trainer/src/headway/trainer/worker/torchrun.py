@@ -23,7 +23,9 @@ import torch.distributed
 from headway.common.config import load
 from headway.common.errors import InputError
 from headway.dataloader.client import DataClient
+from headway.trainer.comm import nccl_profile
 from headway.trainer.comm.channel import Channels
+from headway.trainer.comm.ctas import Ctas
 from headway.trainer.comm.groups import Groups, build
 from headway.trainer.comm.store import StoreEndpoint
 from headway.trainer.config import RunConfig
@@ -149,7 +151,10 @@ def train(files: list[Path], overrides: list[str]) -> int:
     torch.set_num_threads(config.launch.threads_per_rank)
     if config.train.deterministic:
         make_deterministic()
-    device = take_device(place.local_rank) if config.train.device == "gpu" else torch.device("cpu")
+    device = torch.device("cpu")
+    if config.train.device == "gpu":
+        nccl_profile.apply(config.parallel)
+        device = take_device(place.local_rank)
     limit_s = config.recovery.group_timeout_s
     progress = Progress(
         config, speaks=place.rank == 0, after_first=lambda: session.groups.limit(limit_s)
@@ -192,6 +197,7 @@ def _groups(config: RunConfig, place: Place, device: torch.device) -> Groups:
         join_timeout_s=config.limits.join_timeout_s if device.type == "cuda" else None,
         device=device,
         joins_ends=config.exchanges_table,
+        ctas=Ctas.of(config.parallel),
     )
 
 

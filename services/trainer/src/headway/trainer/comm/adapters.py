@@ -1,0 +1,57 @@
+"""Which ports of a machine's RDMA adapters should carry the traffic of ranks.
+
+NCCL takes every active port by default, also one of another network, for storage or management,
+which the other machines may not reach.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+SYSFS = Path("/sys")
+SLOWEST = 0.5
+"""Of the fastest port's rate: one that is slower belongs to another network."""
+
+
+@dataclass(frozen=True)
+class Port:
+    """A port as the kernel shows it (Documentation/ABI/stable/sysfs-class-infiniband)."""
+
+    adapter: str
+    number: int
+    link_layer: str
+    """``InfiniBand``, ``Ethernet`` (RoCE), or ``Unspecified`` (EFA)."""
+    is_active: bool
+    gigabits: float
+
+
+def ports(sysfs: Path = SYSFS) -> list[Port]:
+    """All ports, in the order of their names; what cannot be read is left out."""
+    return [
+        port
+        for folder in sorted((sysfs / "class" / "infiniband").glob("*/ports/*"))
+        if (port := _read(folder)) is not None
+    ]
+
+
+def chosen_ports(sysfs: Path, link_layer: str) -> list[str]:
+    """``ADAPTER:PORT`` of those to use; empty where that is all, and NCCL needs no list."""
+    found = ports(sysfs)
+    fit = [port for port in found if port.link_layer == link_layer and port.is_active]
+    least = SLOWEST * max((port.gigabits for port in fit), default=0.0)
+    fit = [port for port in fit if port.gigabits >= least]
+    return [f"{port.adapter}:{port.number}" for port in fit] if len(fit) < len(found) else []
+
+
+def _read(folder: Path) -> Port | None:
+    try:
+        return Port(
+            folder.parents[1].name,
+            int(folder.name),
+            (folder / "link_layer").read_text().strip(),
+            "ACTIVE" in (folder / "state").read_text(),
+            float((folder / "rate").read_text().split()[0]),
+        )
+    except (OSError, ValueError, IndexError):
+        return None
