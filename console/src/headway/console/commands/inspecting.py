@@ -9,7 +9,7 @@ import typer
 from headway.common.cli import AsJson
 from headway.common.help_pages import page
 from headway.common.output import Table, emit
-from headway.console.commands.options import RUNS, AnyRun, RunsDir, find_run
+from headway.console.commands.options import RUNS, AnyRun, RunsDir, Settings, find_run
 from headway.console.commands.pages import LOOK, MACHINES
 
 
@@ -27,7 +27,7 @@ def register(app: typer.Typer) -> None:
     page(
         app,
         heading=MACHINES,
-        examples=("headway doctor",),
+        examples=("headway doctor", "headway doctor my.toml --set parallel.nccl_profile=roce"),
         json="list: name, level, message, remedy",
     )(doctor)
 
@@ -89,7 +89,15 @@ def replay(run: AnyRun = None, runs_dir: RunsDir = RUNS, as_json: AsJson = False
     raise typer.Exit(1 if differing else 0)
 
 
-def doctor(runs_dir: RunsDir = RUNS, as_json: AsJson = False) -> None:
+def doctor(
+    config: Annotated[
+        Path | None,
+        typer.Argument(metavar="CONFIG", help="TOML file: also show what it sets for NCCL here."),
+    ] = None,
+    overrides: Settings = None,
+    runs_dir: RunsDir = RUNS,
+    as_json: AsJson = False,
+) -> None:
     """Check whether this machine can run Headway.
 
     Exits 1 if something would keep a run from working.
@@ -97,6 +105,12 @@ def doctor(runs_dir: RunsDir = RUNS, as_json: AsJson = False) -> None:
     from headway.console.machine.doctor import examine
 
     found = examine(runs_dir)
+    if config is not None or overrides:
+        from headway.common.config import load
+        from headway.console.machine.nccl import examine_nccl
+        from headway.trainer.config import RunConfig
+
+        found |= examine_nccl(load(RunConfig, [config] if config else [], overrides or []))
     marks = {"ok": "ok", "note": "NOTE", "bad": "BAD"}
     rows = [
         (marks[f.level], name, f"{f.message}; {f.remedy}" if f.remedy else f.message)

@@ -1,13 +1,17 @@
 """The functions that other parts import.
 
-They resolve a configuration, move models from and to Hugging Face, and write texts with them. Torch
-is loaded when a function needs it.
+They resolve a configuration, show what NCCL will be set to, move models from and to Hugging Face,
+and write texts with them. Torch is loaded when a function needs it.
 """
 
 from __future__ import annotations
 
 from pathlib import Path
 
+from headway.trainer.comm.adapters import ports as nccl_adapters
+from headway.trainer.comm.nccl_profile import Setting as NcclSetting
+from headway.trainer.comm.nccl_profile import effective as nccl_settings
+from headway.trainer.comm.nccl_profile import retries as nccl_retries
 from headway.trainer.device.machine import resolve_auto
 from headway.trainer.exchange.checkpoint import check_first_weights
 from headway.trainer.exchange.report import ExchangeReport
@@ -15,11 +19,15 @@ from headway.trainer.inference.request import Request, Texts
 
 __all__ = [
     "ExchangeReport",
+    "NcclSetting",
     "Request",
     "Texts",
     "check_first_weights",
     "export_model",
     "import_model",
+    "nccl_adapters",
+    "nccl_retries",
+    "nccl_settings",
     "resolve_auto",
     "write_texts",
 ]

@@ -67,7 +67,7 @@ def effective(
     for one in wanted(parallel, sysfs):
         other = given.pop(one.name, one)
         found.append(Setting(one.name, other.value, one.reason, other.source))
-    return found + list(given.values())
+    return found + [one for one in given.values() if one.value]
 
 
 def apply(parallel: ParallelConfig) -> None:
@@ -132,6 +132,7 @@ def _number(text: str) -> int:
 def _verbs(parallel: ParallelConfig, sysfs: Path) -> list[tuple[str, str, str]]:
     """Settings of NCCL's own transport for InfiniBand and RoCE."""
     link = LinkRetries.outlasting(parallel.flap_s)
+    window = f"{link.window_s:.3g} s, in which a link may be away for {parallel.flap_s:g} s"
     found = [
         (
             TIMEOUT,
@@ -141,8 +142,7 @@ def _verbs(parallel: ParallelConfig, sysfs: Path) -> list[tuple[str, str, str]]:
         (
             RETRIES,
             str(link.retries),
-            f"so often, {link.window_s:.3g} s in all: a link may be away for "
-            f"parallel.flap_s={parallel.flap_s:g}",
+            f"as often as it takes to last for {window} (parallel.flap_s)",
         ),
     ]
     layer = "InfiniBand" if parallel.nccl_profile == "ib" else "Ethernet"
@@ -156,8 +156,7 @@ _IB = [
     (
         "NCCL_IB_ADAPTIVE_ROUTING",
         "1",
-        "switches route packets around busy links (NCCL's default on InfiniBand); a path depends "
-        "on the destination otherwise, whatever the number of queue pairs",
+        "switches route around busy links (NCCL's default here); more queue pairs would not",
     ),
 ]
 _ROCE = [

@@ -14,8 +14,8 @@ from headway.common.errors import ConfigError
 
 ACK_UNIT_US = 4.096
 SHORTEST_TIMEOUT, LONGEST_TIMEOUT = 14, 22
-"""Values of ``NCCL_IB_TIMEOUT``: NCCL's default before 2.14, below which congestion looks like a loss, and
-the highest that every version of NCCL documents."""
+"""Values of ``NCCL_IB_TIMEOUT``: NCCL's default before 2.14, below which congestion looks like a
+loss, and the highest that every version of NCCL documents."""
 FEWEST_RETRIES, MOST_RETRIES = 4, 7
 """Retry counts: enough for several losses in a row, and the most that adapters allow."""
 

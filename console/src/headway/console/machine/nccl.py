@@ -1,0 +1,103 @@
+"""What NCCL will be set to by a configuration on this machine, for ``headway doctor CONFIG``."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+from headway.console.machine.doctor import Finding
+from headway.trainer.client import NcclSetting, nccl_adapters, nccl_retries, nccl_settings
+from headway.trainer.config import ParallelConfig, RunConfig
+
+CTAS = ("NCCL_MAX_CTAS", "NCCL_MAX_NCHANNELS", "NCCL_CTA_POLICY")
+"""Variables that override the limits of every communicator."""
+SYSFS, ETC = Path("/sys"), Path("/etc/nccl.conf")
+
+
+def examine_nccl(
+    config: RunConfig,
+    environ: Mapping[str, str] = os.environ,
+    *,
+    sysfs: Path = SYSFS,
+    etc: Path = ETC,
+) -> dict[str, Finding]:
+    """Each setting with its value, source and reason; then what they amount to."""
+    parallel = config.parallel
+    if config.train.device == "cpu":
+        return {"nccl": Finding("ok", 'not used: train.device="cpu"')}
+    settings = nccl_settings(parallel, environ, sysfs=sysfs, etc=etc)
+    found = {"nccl": _profile(parallel, sysfs)}
+    found |= {one.name: _setting(one, parallel) for one in settings}
+    found |= dict(_file(environ))
+    if parallel.nccl_profile in ("ib", "roce"):
+        found["nccl link"] = _link(config, settings)
+    return found
+
+
+def _profile(parallel: ParallelConfig, sysfs: Path) -> Finding:
+    """The profile, or which one the adapters of this machine suggest."""
+    message = f'parallel.nccl_profile="{parallel.nccl_profile}"'
+    layers = {port.link_layer for port in nccl_adapters(sysfs) if port.is_active}
+    kinds = [
+        kind for layer, kind in (("InfiniBand", "ib"), ("Ethernet", "roce")) if layer in layers
+    ]
+    if parallel.nccl_profile == "none" and kinds:
+        return Finding(
+            "note",
+            f"{message}, and this machine has RDMA adapters",
+            f"set it to {' or '.join(kinds)}, so that a link may be away for parallel.flap_s",
+        )
+    if parallel.nccl_profile in ("ib", "roce") and parallel.nccl_profile not in kinds:
+        return Finding(
+            "note",
+            f"{message}, and no port here is active in such a network",
+            "NCCL uses TCP sockets then; run this on a machine that trains, or see `ibstat`",
+        )
+    return Finding("ok", message)
+
+
+def _setting(one: NcclSetting, parallel: ParallelConfig) -> Finding:
+    message = f"{one.value} ({one.source})"
+    if one.name in CTAS:
+        return Finding(
+            "note",
+            f"{message} overrides parallel.pair_ctas={parallel.pair_ctas} and "
+            f"parallel.cta_policy={parallel.cta_policy!r}",
+            f"unset {one.name} to have collectives take the blocks that they need",
+        )
+    return Finding("ok", f"{message}: {one.reason}" if one.reason else message)
+
+
+def _file(environ: Mapping[str, str]) -> Iterator[tuple[str, Finding]]:
+    path = environ.get("NCCL_CONF_FILE", "")
+    if path and not (Path(path).is_file() and os.access(path, os.R_OK)):
+        remedy = "correct the path (NCCL does not expand `~`) or unset NCCL_CONF_FILE"
+        yield "NCCL_CONF_FILE", Finding("note", f"{path} cannot be read; NCCL ignores it", remedy)
+
+
+def _link(config: RunConfig, settings: list[NcclSetting]) -> Finding:
+    """How long a link may be away, against the flap that it should and the hang that ends it."""
+    link, parallel = nccl_retries(settings), config.parallel
+    if math.isinf(link.window_s):
+        message = f"NCCL never gives up a link (NCCL_IB_TIMEOUT={link.timeout})"
+    else:
+        message = (
+            f"may be away for {link.window_s:.3g} s (4.096 us x 2^{link.timeout} x {link.retries})"
+        )
+    remedy = "unset NCCL_IB_TIMEOUT and NCCL_IB_RETRY_CNT, so that the profile sets them"
+    if link.window_s < parallel.flap_s:
+        return Finding(
+            "note", f"{message}, shorter than parallel.flap_s={parallel.flap_s:g}", remedy
+        )
+    act_s, key = config.recovery.hang_act_s, "recovery.hang_act_s"
+    if not act_s:
+        act_s, key = parallel.link_wait_s, "the automatic recovery.hang_act_s, at least"
+    if link.window_s > act_s:
+        return Finding(
+            "note",
+            f"{message}, longer than {key} {act_s:.3g} s, when the driver restarts the ranks",
+            remedy,
+        )
+    return Finding("ok", message)
