@@ -11,11 +11,13 @@ from typing import Any
 from headway.ckpt_store.config import StoreConfig
 from headway.dataloader.config import DataConfig
 from headway.health.config import HealthConfig
-from headway.trainer.config import RecoveryConfig
+from headway.trainer.config import ParallelConfig, RecoveryConfig
+from headway.trainer.config.recovery import IN_ORDER
 
 ROOT = Path(__file__).resolve().parents[2]
 TABLES: dict[str, Any] = {
     "recovery": RecoveryConfig,
+    "parallel": ParallelConfig,
     "health": HealthConfig,
     "ckpt": StoreConfig,
     "data": DataConfig,
@@ -57,17 +59,42 @@ def _rows() -> dict[str, tuple[float, ...]]:
     found = {}
     text = (ROOT / "docs" / "operations.md").read_text()
     for line in text.partition("## Time limits")[2].splitlines():
-        if match := ROW.match(line):
+        if (match := ROW.match(line)) and not match[2].startswith("`"):
             numbers = re.findall(r"\d+(?:\.\d+)?(?:e-?\d+)?", match[2])
             found[match[1]] = tuple(map(float, numbers))
-            cells = [cell.strip() for cell in match[3].split("|")]
-            assert len(cells) == 2 and all(cells), f"say what happens then, and the source: {line}"
+            cells = _cells(match[3])
+            assert len(cells) in (2, 4) and all(cells), f"no cell may be empty: {line}"
     return found
+
+
+def _cells(text: str) -> list[str]:
+    return [cell.strip() for cell in text.split("|")]
 
 
 def test_every_time_limit_of_the_configuration_is_listed_with_its_default() -> None:
     listed = {key: values for key, values in _rows().items() if " " not in key}
     assert listed == {key: (value,) for key, value in _keys().items()}
+
+
+def test_each_limit_of_a_recovery_says_who_waits_and_who_judges() -> None:
+    text = (ROOT / "docs" / "operations.md").read_text()
+    rows = [match for line in text.splitlines() if (match := ROW.match(line))]
+    judged = {match[1] for match in rows if len(_cells(match[3])) == 4}
+    waits = {key for key in _keys() if key.startswith(("recovery.", "parallel."))}
+    assert waits | {"data.wait_timeout_s"} <= judged
+
+
+def test_every_relation_that_the_configuration_checks_is_listed() -> None:
+    text = (ROOT / "docs" / "operations.md").read_text()
+    table = text.partition("| shorter | longer | why |")[2].partition("\n\n")[0]
+    listed = {
+        (shorter, longer)
+        for line in table.splitlines()
+        if len(cells := _cells(line)) == 5
+        for shorter in re.findall(r"`([\w.]+)`", cells[1])
+        for longer in re.findall(r"`([\w.]+)`", cells[2])
+    }
+    assert {(low, high) for low, high, _ in IN_ORDER} <= listed
 
 
 def test_every_constant_in_seconds_is_listed_with_its_value() -> None:

@@ -9,7 +9,7 @@ from headway.common.config_checks import at_least
 from headway.common.errors import ConfigError
 from headway.common.paces import FOLDER_LOOK_S, LEASE_RENEW_S, NODE_BEAT_S, SERVICE_BEAT_S
 
-_IN_ORDER = (
+IN_ORDER = (
     ("driver_silent_s", "node_silent_s", "a driver must be back before its nodes look silent"),
     ("node_silent_s", "node_lost_s", "a node is restarted before it is given up"),
     ("node_lost_s", "orphan_limit_s", "workers must outlive the restart of their executor"),
@@ -135,7 +135,7 @@ class RecoveryConfig:
                     f"recovery.{name}={getattr(self, name):g} is too short: {why}",
                     remedy=f"use {least_s:g} s or more",
                 )
-        for smaller, larger, why in _IN_ORDER:
+        for smaller, larger, why in IN_ORDER:
             low, high = getattr(self, smaller), getattr(self, larger)
             if not low < high:
                 raise ConfigError(
