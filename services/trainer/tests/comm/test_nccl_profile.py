@@ -152,11 +152,11 @@ def test_a_worker_sets_what_nobody_has_set_and_logs_what_it_left(
         nccl_profile.apply(IB)
     assert os.environ["NCCL_IB_TIMEOUT"] == "22", "the user's own setting wins"
     assert os.environ["NCCL_IB_RETRY_CNT"] == "5"
-    [left] = [line for line in logs if line["event"] == "not set by the profile"]
+    [left] = [line for line in logs if line["event"] == "NCCL setting kept"]
     assert (left["name"], left["source"]) == ("NCCL_IB_TIMEOUT", ENVIRONMENT)
     with capture_logs() as logs:
         nccl_profile.apply(IB)  # the worker takes another rank
-    assert [line["event"] for line in logs] == ["not set by the profile"]
+    assert [line["event"] for line in logs] == ["NCCL setting kept"]
     nccl_profile.apply(ParallelConfig())
 
 

@@ -79,12 +79,10 @@ def apply(parallel: ParallelConfig) -> None:
     for one in wanted(parallel):
         given = before[one.name]
         if given.value != one.value:
-            log.info(
-                "not set by the profile", name=one.name, value=given.value, source=given.source
-            )
+            log.info("NCCL setting kept", name=one.name, value=given.value, source=given.source)
         elif given.source != ENVIRONMENT:
             os.environ[one.name] = one.value
-            log.info("set", name=one.name, value=one.value, source=one.source)
+            log.info("NCCL setting made", name=one.name, value=one.value, source=one.source)
 
 
 def retries(settings: list[Setting]) -> LinkRetries:

@@ -97,7 +97,8 @@ class RecoveryConfig:
     the median of the run's newest, at first 10 s, at most ``join_timeout_s``. A process that is
     stopped or does not run at all is ended as soon as it is named. With ``train.device = "cpu"``
     it must be below ``group_timeout_s``, where gloo ends a collective, and 0 means at most half of
-    that."""
+    that. With ``parallel.nccl_profile`` it must be above the time for which NCCL waits for a link
+    (``parallel.flap_s``), and 0 means at least 1.25 times that."""
     max_crashes: int = 5
     """Equal failures at one step before the run fails and reports the cause."""
     max_node_failures: int = 3
