@@ -11,7 +11,7 @@ from pathlib import Path
 
 SYSFS = Path("/sys")
 SLOWEST = 0.5
-"""Of the fastest port's rate: one that is slower belongs to another network."""
+"""Share of the fastest port's rate below which a port belongs to another network."""
 
 
 @dataclass(frozen=True)

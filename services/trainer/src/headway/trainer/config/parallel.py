@@ -12,7 +12,7 @@ from headway.common.plan.grid import Grid
 from headway.trainer.config.link_retries import LinkRetries
 
 MOST_CTAS = 64
-"""Of one communicator, since NCCL 2.25."""
+"""Most thread blocks of a communicator, since NCCL 2.25."""
 LINK_MARGIN = 1.25
 """An adapter that resends late, and ranks that move again, have a quarter of the window more."""
 
@@ -65,8 +65,8 @@ class ParallelConfig:
     """NCCL's settings for the network between machines: InfiniBand, RoCE or EFA, or none but NCCL's
     defaults. What the environment or NCCL's files set wins. `headway doctor CONFIG` prints them."""
     flap_s: float = 10.0
-    """With ``nccl_profile``: how long a link may be away without a recovery. Retries of the network
-    adapters and the automatic ``recovery.hang_act_s`` are chosen for it. At most 120."""
+    """How long a link may be away without a recovery, with ``nccl_profile``: the retries of the
+    network adapters and the automatic ``recovery.hang_act_s`` are chosen for it. At most 120."""
     pair_ctas: int = 4
     """Thread blocks, hence SMs, that the communicator of a pair of stages may occupy on a GPU: a
     receive that is posted ahead spins on them until its message comes. ``NCCL_MAX_CTAS`` wins."""
