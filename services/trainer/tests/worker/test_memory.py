@@ -65,7 +65,9 @@ def allocated(run: Callable[[], object]) -> int:
     return peak
 
 
-@pytest.mark.parametrize("block", ["serial", "parallel"])
+@pytest.mark.parametrize(
+    "model", [{"block": "serial"}, {"block": "parallel"}, {"preset": "neox"}], ids=str
+)
 @pytest.mark.parametrize(
     "train",
     [
@@ -78,13 +80,15 @@ def allocated(run: Callable[[], object]) -> int:
     ],
     ids=lambda train: "-".join(map(str, train.values())) or "none",
 )
-def test_a_step_allocates_what_is_predicted(block: str, train: dict[str, object]) -> None:
+def test_a_step_allocates_what_is_predicted(
+    model: dict[str, object], train: dict[str, object]
+) -> None:
     """Catches a tensor that the model keeps longer, or one more, than the prediction knows.
 
     A processor without AVX-512 computes bf16 products by other kernels, with other temporary
     buffers: the model's own are 3 % below what is allocated there, or 8 % above.
     """
-    run = config({"block": block}, **train)
+    run = config(model, **train)
     made = session(run)
     made.run(StepHooks(), until=1)  # beyond the first evaluation
     peak = allocated(lambda: made.run(StepHooks(), until=2))

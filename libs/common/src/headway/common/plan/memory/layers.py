@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import cast
+from typing import TypeAlias, cast
 
 from headway.common.plan.memory.ledger import Block, Held, Tape
 from headway.common.plan.memory.linear import LinearLayers
@@ -18,6 +18,9 @@ LEAST_TOKENS = 256
 SOFTMAX_BLOCK = 1 << 19
 """Elements of a block of logits, and of one of exponentials, on a CPU; a GPU takes 16 and 256
 times as many (``BLOCK_ELEMENTS`` in head.py and loss.py)."""
+
+_Forward: TypeAlias = "Callable[[Block, Tape | None, bool], Block]"
+_Backward: TypeAlias = "Callable[[Block, Tape, bool], Block]"
 
 
 class Layers(LinearLayers):
@@ -120,7 +123,7 @@ class Layers(LinearLayers):
     # ---- block.py -----------------------------------------------------------------------------
     def block(self, x: Block, tape: Tape | None, mode: str) -> Block:
         """One layer's forward."""
-        forward = self._parallel if self.shape.is_parallel_block else self._serial
+        forward, _ = self._passes
         if mode != "full":
             return forward(x, tape, mode == "selective")
         if tape is not None:
@@ -129,18 +132,25 @@ class Layers(LinearLayers):
 
     def block_backward(self, grad: Block, tape: Tape, mode: str) -> Block:
         """One layer's backward."""
-        is_parallel = self.shape.is_parallel_block
-        backward = self._parallel_backward if is_parallel else self._serial_backward
+        forward, backward = self._passes
         if mode != "full":
             return backward(grad, tape, mode == "selective")
         x = cast("Block", tape.saved.pop())
         inner = Tape(deferred=tape.deferred)
         inner.waiting.extend(tape.waiting)
         tape.waiting.clear()
-        (self._parallel if is_parallel else self._serial)(x, inner, False)
+        forward(x, inner, False)
         grad = backward(grad, inner, False)
         tape.waiting.extend(inner.waiting)
         return grad
+
+    @property
+    def _passes(self) -> tuple[_Forward, _Backward]:
+        if self.shape.is_parallel_block:
+            return self._parallel, self._parallel_backward
+        if self.shape.model.block == "parallel":
+            return self._two_norms, self._two_norms_backward
+        return self._serial, self._serial_backward
 
     def _serial(self, x: Block, tape: Tape | None, recompute_cheap: bool) -> Block:
         sizes = self.sizes
@@ -188,6 +198,23 @@ class Layers(LinearLayers):
         wide = self.column_backward(self.new(qkv.nbytes + up.nbytes), tape)
         return _added(self, self.norm_backward(wide, tape))
 
+    def _two_norms(self, x: Block, tape: Tape | None, recompute_cheap: bool) -> Block:
+        sizes = self.sizes
+        again = self._again(self.norm, x) if recompute_cheap else None
+        qkv = self.column(self.norm(x, tape), tape, sizes.qkv, again)
+        attended = self.attention(qkv, tape, recompute_cheap=recompute_cheap)
+        wide = self.column(self.norm(x, tape), tape, sizes.wide, again)
+        made_again = _keeping(wide, partial(self.new, sizes.inner)) if recompute_cheap else None
+        activated = self.gelu(wide, tape, sizes.inner)
+        return _added(self, self.pair(attended, activated, tape, made_again))
+
+    def _two_norms_backward(self, grad: Block, tape: Tape, recompute_cheap: bool) -> Block:
+        attended, wide = self.pair_backward(grad, tape)
+        wide = self.gelu_backward(wide, tape)
+        grad = _added(self, self.norm_backward(self.column_backward(wide, tape), tape))
+        qkv = self.attention_backward(attended, tape, recompute_cheap=recompute_cheap)
+        return _added(self, self.norm_backward(self.column_backward(qkv, tape), tape))
+
     def _again(self, layer: Callable[[Block, None], Block], x: Block) -> Callable[[], Block]:
         return partial(layer, x, None)
 
@@ -224,6 +251,7 @@ class Layers(LinearLayers):
         per_pass = min(rows * vocab, SOFTMAX_BLOCK * (256 if self.shape.on_gpu else 1))
         copies = 3 if sizes.param == sizes.master else 4  # of two passes, at the border
         vectors = self.new(12 * rows * sizes.master)
+        self.sent += (self.tp - 1) * 3 * sizes.tokens * sizes.master  # of all blocks' cross-entropy
         exponentials = self.new(copies * per_pass * sizes.master)
         del exponentials, vectors
         grad_x = self.product((logits.nbytes,), rows * model.hidden * sizes.param)

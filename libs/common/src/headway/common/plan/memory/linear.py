@@ -22,6 +22,8 @@ class LinearLayers:
         self.tp, self.hidden = shape.grid.tp, shape.model.hidden
         self.ffn = shape.model.ffn // self.tp
         self.converts = shape.dtype == "bf16" and not shape.on_gpu and not shape.native_bf16
+        self.sent = 0
+        """Bytes that this rank has sent to its neighbour in a ring over tp."""
 
     # ---- matmul.py and tensor.py --------------------------------------------------------------
     def product(self, inputs: Sequence[int], out: int) -> Block:
@@ -35,10 +37,12 @@ class LinearLayers:
 
     def gather(self, x: Block) -> Block:
         """Over tp, along the sequence."""
+        self.sent += (self.tp - 1) * x.nbytes
         return x if self.tp == 1 else self.new(x.nbytes * self.tp)
 
     def scatter(self, partial_sum: Block) -> Block:
         """Sum over tp."""
+        self.sent += (self.tp - 1) * (partial_sum.nbytes // self.tp)
         return partial_sum if self.tp == 1 else self.new(partial_sum.nbytes // self.tp)
 
     def weight_grad(self, numel: int, kept: Held, x: Held) -> None:

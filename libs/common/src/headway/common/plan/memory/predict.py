@@ -88,7 +88,7 @@ def predict(shape: MemoryShape, pp_rank: int) -> RankMemory:
     stages, (first, last) = grid.stage_map.stages_of(pp_rank, grid.vp), grid.stage_map.ends
     numel = [shape.numel(stage) for stage in stages]
     state = (1 + shape.moments) * sizes.master * sum(numel) // grid.dp
-    order = _lists(shape.schedule, grid.pp, grid.vp, shape.num_micro_batches).ranks[pp_rank]
+    order = lists_of(shape).ranks[pp_rank]
     at_peak = _replay(order, [_chunk_pass(shape, stage) for stage in stages])
     is_borrower = shape.model.tied and first != last == pp_rank  # of the embedding's table
     borrowed = is_borrower * shape.model.table_rows * shape.model.hidden // grid.tp
@@ -161,7 +161,7 @@ def _messages(shape: MemoryShape, order: tuple[Action, ...]) -> int:
 
 @cache
 def _chunk_pass(shape: MemoryShape, stage: int) -> _ChunkPass:
-    whole, split = _Passage(shape, stage), _Passage(shape, stage)
+    whole, split = Passage(shape, stage), Passage(shape, stage)
     forward, kept = whole.forward()
     split.forward()
     backward, _ = whole.backward(deferred=False)
@@ -170,10 +170,11 @@ def _chunk_pass(shape: MemoryShape, stage: int) -> _ChunkPass:
     return _ChunkPass(forward, kept, backward, split_backward, waiting, weight)
 
 
-class _Passage:
+class Passage:
     """One micro-batch's way through one virtual stage.
 
-    Each call returns its peak, and what is kept when it is over, in bytes.
+    Each call returns its peak, and what is kept when it is over, in bytes. A forward comes first,
+    then a backward, then, if that was deferred, the weight gradients.
     """
 
     def __init__(self, shape: MemoryShape, stage: int) -> None:
@@ -183,7 +184,13 @@ class _Passage:
         self._is_first = stage == 0
         self._is_last = stage == shape.grid.pp * shape.grid.vp - 1
 
+    @property
+    def sent(self) -> int:
+        """Bytes that the rank has sent over tp until now, as ``LinearLayers.sent`` counts them."""
+        return self._layers.sent
+
     def forward(self) -> tuple[int, int]:
+        """Activations in, activations out."""
         layers, tape = self._layers, self._tape
         x = layers.embedding(tape) if self._is_first else layers.new(self._shape.sizes.piece)
         for mode in self._modes:
@@ -194,6 +201,7 @@ class _Passage:
         return self._ledger.peak, self._ledger.now
 
     def backward(self, *, deferred: bool) -> tuple[int, int]:
+        """Gradients in, gradients out; with ``deferred`` those of weights wait."""
         layers, tape = self._layers, self._tape
         tape.deferred = deferred
         self._ledger.restart_peak()
@@ -210,9 +218,15 @@ class _Passage:
         return self._ledger.peak, self._ledger.now
 
     def weight(self) -> int:
+        """Add the gradients that wait."""
         self._ledger.restart_peak()
         self._tape.finish()
         return self._ledger.peak
+
+
+def lists_of(shape: MemoryShape) -> Schedule:
+    """The complete lists of a step."""
+    return _lists(shape.schedule, shape.grid.pp, shape.grid.vp, shape.num_micro_batches)
 
 
 @cache

@@ -92,22 +92,30 @@ class MemoryShape:
 
     def numel(self, stage: int) -> int:
         """Elements of a virtual stage's flat buffer on one rank, padding included."""
+        used = sum(_aligned(n) for part in self._parameters(stage) for n in part)
+        unit = ALIGNMENT * self.grid.dp
+        return -(-used // unit) * unit
+
+    def replicated_numel(self, stage: int) -> int:
+        """Elements of ``numel`` that every tp rank holds: norms, outer biases, positions."""
+        _, whole = self._parameters(stage)
+        return sum(_aligned(n) for n in whole[:-1]) + sum(whole[-1:])
+
+    def _parameters(self, stage: int) -> tuple[list[int], list[int]]:
+        """Elements of each parameter on one rank: those that tp splits, and the others."""
         model, tp = self.model, self.grid.tp
         last = self.grid.pp * self.grid.vp - 1
         num_tables = (stage == 0) + (stage == last and not model.tied)
         layers = len(self.layers_of(stage))
         norms = layers * model.norms + (stage == last)
-        parts = [model.table_rows * model.hidden // tp] * num_tables
-        if model.learned_positions and stage == 0:
-            parts.append(model.seq_len * model.hidden)
-        split, whole = model.bias_widths(tp)
-        per_layer = [*model.layer_matrices(tp), split]
-        per_layer += [model.hidden] * (whole // model.hidden)
-        per_layer += [model.heads_width // model.heads] * (2 * model.qk_norm)
-        parts += per_layer * layers + [model.hidden] * (norms * model.norm_vectors)
-        used = sum(_aligned(n) for n in parts)
-        unit = ALIGNMENT * self.grid.dp
-        return -(-used // unit) * unit
+        split_bias, whole_bias = model.bias_widths(tp)
+        split = [model.table_rows * model.hidden // tp] * num_tables
+        split += [*model.layer_matrices(tp), split_bias] * layers
+        whole = [model.seq_len * model.hidden] * (model.learned_positions and stage == 0)
+        whole += [model.heads_width // model.heads] * (2 * model.qk_norm * layers)
+        whole += [model.hidden] * (whole_bias // model.hidden * layers)
+        whole += [model.hidden] * (norms * model.norm_vectors)
+        return split, whole
 
 
 @dataclass(frozen=True)
