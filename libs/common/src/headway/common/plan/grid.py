@@ -104,10 +104,15 @@ class Grid:
             rank = rank * self.degree(axis) + index
         return rank
 
-    def group(self, axis: Axis, rank: int) -> tuple[int, ...]:
-        """The ranks that differ from ``rank`` on ``axis`` only, itself included, in axis order."""
+    def stride(self, axis: Axis) -> int:
+        """The distance between ranks that are neighbours on ``axis``."""
         stride = 1
         for faster in AXES[: AXES.index(axis)]:
             stride *= self.degree(faster)
+        return stride
+
+    def group(self, axis: Axis, rank: int) -> tuple[int, ...]:
+        """The ranks that differ from ``rank`` on ``axis`` only, itself included, in axis order."""
+        stride = self.stride(axis)
         first = rank - getattr(self.coordinates(rank), axis) * stride
         return tuple(range(first, first + self.degree(axis) * stride, stride))
