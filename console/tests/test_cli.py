@@ -135,6 +135,20 @@ def test_dry_run_prints_a_configuration_that_reads_back_equal(call: Call, tmp_pa
     assert json.loads(out)["parallel"]["dp"] == 2
 
 
+def test_a_dry_run_shows_what_a_step_sends_in_nodes_and_between_them(call: Call) -> None:
+    apart = ["launch.nodes=2", "launch.ranks_per_node=2", "parallel.tp=2", "parallel.dp=2"]
+    settings = [word for each in (*apart, "parallel.pp=1") for word in ("--set", each)]
+    code, out, _ = call("run", TINY, *settings, "--dry-run", "--json")
+    assert code == 0
+    traffic = json.loads(out)["traffic"]
+    assert traffic["tensor parallel"]["nvlink"] > 0 == traffic["tensor parallel"]["leaf"]
+    assert traffic["data parallel"]["leaf"] > 0 == traffic["data parallel"]["nvlink"]
+    assert {row["spine"] for row in traffic.values()} == {0}
+    code, out, _ = call("run", TINY, *settings, "--dry-run")
+    total = sum(row["leaf"] for row in traffic.values()) / 2**20
+    assert "# total" in out and f"  {total:.1f}  " in out
+
+
 def test_a_run_is_resumed_by_its_name(fake: FakeRun, fake_call: Call) -> None:
     code, out, _ = fake_call("run", "fake", "--dry-run", "--json")
     assert code == 0 and json.loads(out)["train"]["steps"] == fake.config.train.steps

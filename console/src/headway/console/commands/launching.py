@@ -58,7 +58,7 @@ def run(
     dry_run: Annotated[
         bool,
         typer.Option(
-            "--dry-run", help="Print the resolved configuration and predicted memory, then stop."
+            "--dry-run", help="Print the resolved configuration, memory and traffic, then stop."
         ),
     ] = False,
     detach: Annotated[
@@ -114,21 +114,31 @@ def run(
 def _show(config: RunConfig, as_json: bool) -> None:
     """Print what a run would have; text can be used as a configuration."""
     from headway.common.config import to_dict, to_toml
-    from headway.console.machine.memory import memory_report, memory_table
+    from headway.console.machine.memory import memory_report, memory_table, predictable
     from headway.console.machine.preflight import (
         check_own_block,
         check_own_rules,
         own_corpus_folder,
     )
+    from headway.console.machine.traffic import traffic_report, traffic_table
 
     config = own_corpus_folder(config)
     check_own_block(config)
     check_own_rules(config)
+    known = predictable(config)
     if as_json:
-        typer.echo(to_json({**to_dict(config), "memory": memory_table(config)}))
+        found = (
+            {"memory": [], "traffic": {}}
+            if isinstance(known, str)
+            else {"memory": memory_table(known), "traffic": traffic_table(known)}
+        )
+        typer.echo(to_json({**to_dict(config), **found}))
         return
     typer.echo(to_toml(config).rstrip())
-    for line in (_architecture(config), *memory_report(config)):
+    lines = [f"memory and traffic are not predicted: {known}"]
+    if not isinstance(known, str):
+        lines = [*memory_report(known), *traffic_report(known)]
+    for line in (_architecture(config), *lines):
         typer.echo(f"# {line}")
 
 

@@ -20,14 +20,21 @@ ON_CPU = (
 """Not a bound: what fragmentation costs depends on the sizes of all tensors."""
 
 
-def memory_report(config: RunConfig) -> list[str]:
-    """Lines for ``--dry-run``: the worst rank with its parts, each pipeline rank, warnings."""
+def predictable(config: RunConfig) -> RunConfig | str:
+    """The configuration without ``auto``, or why neither memory nor traffic is predicted."""
     if config.model.architecture.own_block is not None:
-        return ["memory is not predicted: the layers are your own (model.block)"]
+        return "the layers are your own (model.block)"
     try:
-        config, _ = resolve_auto(config, ranks=config.parallel.world_size)
+        return resolve_auto(config, ranks=config.parallel.world_size)[0]
     except InputError as error:
-        return [f"memory is not predicted, this machine would refuse the run: {error}"]
+        return f"this machine would refuse the run: {error}"
+
+
+def memory_report(config: RunConfig) -> list[str]:
+    """Lines for ``--dry-run``: the worst rank with its parts, each pipeline rank, warnings.
+
+    ``config`` is ``predictable``.
+    """
     ranks = predict_all(memory_shape(config))
     most = max(ranks, key=lambda memory: memory.total)
     line = (
@@ -64,16 +71,7 @@ def memory_warnings(config: RunConfig, ranks: list[RankMemory] | None = None) ->
 
 
 def memory_table(config: RunConfig) -> list[dict[str, int]]:
-    """The prediction of each pipeline rank as data.
-
-    Empty for layers of the user's own, or if the device cannot be resolved.
-    """
-    if config.model.architecture.own_block is not None:
-        return []
-    try:
-        config, _ = resolve_auto(config, ranks=config.parallel.world_size)
-    except InputError:
-        return []
+    """The prediction of each pipeline rank as data; ``config`` is ``predictable``."""
     return [
         {
             "pp_rank": memory.pp_rank,
