@@ -7,9 +7,14 @@ from pathlib import Path
 
 import pytest
 from headway.common.errors import HeadwayError
+from headway.common.node.run_dir import RunDir
+from headway.common.plan.topology import Topology
+from headway.common.wire.addresses import Network
+from headway.launch.engines.choose import facts_of, topology_of
 from headway.launch.engines.slurm import commands
-from headway.launch.engines.slurm.allocation import _by_switch, allocate, job_name, network_of
-from headway.launch.engines.slurm.config import SlurmConfig
+from headway.launch.engines.slurm.allocation import allocate, job_name, network_of
+from headway.launch.engines.slurm.config import SlurmConfig, SlurmRun
+from headway.launch.join.bundle import Bundle
 
 RUN = "0123ab02"
 NO_CONTROLLER = "slurm_load_jobs error: Unable to contact slurm controller (connect failure)"
@@ -29,20 +34,22 @@ SwitchName=row1 Level=1 LinkSpeed=1 Nodes=node-[1,4] Switches=rack1
 SwitchName=spine Level=2 LinkSpeed=1 Nodes=node-[0-4] Switches=row0,row1"""
 
 
-def test_machines_at_one_switch_get_neighbouring_numbers(slurm: Callable[..., None]) -> None:
+def test_the_switches_above_a_machine_come_from_the_top(slurm: Callable[..., None]) -> None:
     expand = "sed 's/node-\\[0,2-3\\]/node-0,node-2,node-3/; s/node-\\[1,4\\]/node-1,node-4/"
     expand += "; s/node-\\[0-4\\]/node-0,node-1,node-2,node-3,node-4/' | tr , '\\n'"
     answer = f"cat <<'END'\n{TREE}\nEND"
     slurm("scontrol", text=f'case $2 in topology) {answer}\n;; *) echo "$3" | {expand};; esac')
-    hosts = tuple(f"node-{number}" for number in range(5))
-    assert _by_switch(hosts) == ("node-0", "node-3", "node-2", "node-1", "node-4")
-    assert _by_switch(hosts[1:3]) == ("node-1", "node-2")
+    assert commands.switches_of(["node-3", "node-1", "node-9"]) == [
+        ("spine", "row0", "rack0"),
+        ("spine", "row1", "rack1"),
+        (),
+    ]
 
 
 @pytest.mark.parametrize("answer", ["", "BlockName=b1 BlockIndex=0 Nodes=node-[0-2] BlockSize=3"])
-def test_without_switches_slurms_own_order_stays(slurm: Callable[..., None], answer: str) -> None:
+def test_without_switches_none_are_above_a_machine(slurm: Callable[..., None], answer: str) -> None:
     slurm("scontrol", answer)
-    assert _by_switch(("node-2", "node-0", "node-1")) == ("node-2", "node-0", "node-1")
+    assert commands.switches_of(("node-2", "node-0")) == [(), ()]
 
 
 def test_the_network_is_the_smallest_that_has_every_machine(
@@ -164,15 +171,35 @@ def test_a_job_whose_number_is_not_known_is_cancelled_by_its_name(
     assert f"scancel --name={job_name(RUN)}" in _asked(tmp_path)
 
 
-def test_nodes_are_numbered_by_the_switches_of_their_machines(
-    slurm: Callable[..., None],
+def test_a_run_keeps_the_switches_of_its_machines(
+    slurm: Callable[..., None], tmp_path: Path
 ) -> None:
     tree = "SwitchName=a Level=0 Nodes=node-0,node-2\nSwitchName=b Level=0 Nodes=node-1"
     slurm("squeue", f"8|{job_name(RUN)}|RUNNING|node-0,node-1,node-2|None")
     slurm("scontrol", text=f"case $2 in topology) echo '{tree}';; node) echo NodeAddr=10.7.1.4;; "
           '*) echo "$3" | tr , "\\n";; esac')  # fmt: skip
     found = allocate(SlurmConfig("/x"), RUN, "/x/control", 3, print)
-    assert found.hosts == ("node-0", "node-2", "node-1")
+    assert found.hosts == ("node-0", "node-1", "node-2")
+    assert found.switches == (("a",), ("b",), ("a",))
+    assert _topology_of_bundle(found, tmp_path) == Topology((("a",), ("b",), ("a",)))
+
+
+def test_machines_whose_switches_slurm_does_not_name_have_no_topology(
+    slurm: Callable[..., None], tmp_path: Path
+) -> None:
+    slurm("squeue", f"8|{job_name(RUN)}|RUNNING|node-0|None")
+    slurm("scontrol", text="case $2 in topology) exit 1;; node) echo NodeAddr=10.7.1.4;; "
+          '*) echo "$3";; esac')  # fmt: skip
+    found = allocate(SlurmConfig("/x"), RUN, "/x/control", 1, print)
+    assert found.switches == () and _topology_of_bundle(found, tmp_path) is None
+    assert topology_of(RunDir(tmp_path / "of emulated nodes")) is None
+
+
+def _topology_of_bundle(config: SlurmRun, tmp_path: Path) -> Topology | None:
+    nodes = len(config.hosts)
+    facts, run = facts_of(config), RunDir(tmp_path)
+    Bundle(RUN, "name", nodes, "", Network(), facts, "/x", "secret").save(run.bundle)
+    return topology_of(run)
 
 
 @pytest.mark.usefixtures("slurm")

@@ -8,8 +8,9 @@ from pathlib import Path
 from typing import Literal
 
 import pytest
+from headway.common.plan.topology import Topology
 from headway.common.wire.messages.worker import Steer
-from headway.controller.driver.initial_state import begin, is_of_plan
+from headway.controller.driver.initial_state import NETWORK, begin, is_of_plan
 from headway.controller.journal.journal import Journal
 from headway.health.config import QUICK_CHECKS, HealthConfig
 from headway.launch.lease.base import SupersededError
@@ -48,6 +49,31 @@ def test_other_nodes_of_a_larger_cluster_are_not_the_runs(
     journal.close()
     assert start.nodes == nodes
     assert start.rank_nodes == ({0: 0, 1: 7} if is_joined else {0: 0, 1: 1})
+
+
+def test_ranks_begin_where_the_network_is_best_and_stay_there_when_a_driver_takes_over(
+    tmp_path: Path,
+) -> None:
+    """Nodes 0 and 2 share a leaf, 1 and 3, and the spare shares the first one."""
+    journal = Journal(tmp_path / "run.sqlite", epoch=1)
+    launch = LaunchConfig(nodes=4, ranks_per_node=1, spares=1)
+    train = TrainConfig(device="cpu", dtype="fp32")
+    config = RunConfig(parallel=ParallelConfig(pp=2, dp=2), launch=launch, train=train)
+    topology = Topology((("a",), ("b",), ("a",), ("b",), ("a",)))
+
+    def ranks(epoch: int, topology: Topology) -> dict[int, int]:
+        return begin(
+            config, "0123abcd", 5, epoch, journal, is_joined=True, topology=topology
+        ).rank_nodes
+
+    assert ranks(1, topology) == {0: 0, 1: 2, 2: 1, 3: 3}
+    journal.set_facts(**{NETWORK: topology.digest})
+    after_a_loss = {0: 0, 1: 4, 2: 1, 3: 3}
+    journal.begin_generation(1, after_a_loss)
+    assert ranks(1, topology) == after_a_loss, "a spare keeps the ranks that it took over"
+    other = Topology((("a",), ("a",), ("b",), ("b",), ("b",)))
+    assert ranks(1, other) == {0: 0, 1: 1, 2: 2, 3: 3}, "resumed on other machines"
+    journal.close()
 
 
 @pytest.mark.parametrize(("device", "is_on_gloo"), [("cpu", True), ("gpu", False)])

@@ -7,6 +7,7 @@ has several levels in large clusters.
 
 from __future__ import annotations
 
+import hashlib
 from dataclasses import dataclass
 from enum import IntEnum
 from functools import cached_property
@@ -45,6 +46,11 @@ class Topology:
     def num_nodes(self) -> int:
         """Number of nodes."""
         return len(self.switches)
+
+    @property
+    def digest(self) -> str:
+        """A short text that differs for another network, or another order of its nodes."""
+        return hashlib.sha256(repr(self.switches).encode()).hexdigest()[:16]
 
     @cached_property
     def leaves(self) -> tuple[int, ...]:

@@ -12,6 +12,7 @@ from typing import Any
 from headway.common.config import from_dict, to_dict
 from headway.common.errors import HeadwayError, InputError
 from headway.common.node.run_dir import RunDir
+from headway.common.plan.topology import Topology
 from headway.launch.cluster import ClusterFolder
 from headway.launch.engine import Engine
 from headway.launch.engines.kubernetes.config import KubernetesConfig
@@ -56,6 +57,20 @@ def of_bundle(bundle: Bundle) -> MachinesEngine:
         InputError: this version has none of that name.
     """
     return MachinesEngine(bundle, _machines(bundle, config_of(bundle.engine)))
+
+
+def topology_of(run: RunDir) -> Topology | None:
+    """The network of the run's nodes, by the engine that its bundle names; None: not known.
+
+    Raises:
+        InputError: as ``engine_of``.
+    """
+    if not run.bundle.exists():
+        return None
+    config = config_of(Bundle.load(run.bundle).engine)
+    if isinstance(config, SlurmRun) and any(config.switches):
+        return Topology(config.switches)
+    return None
 
 
 def _machines(bundle: Bundle, config: MachinesConfig) -> Machines:

@@ -52,7 +52,7 @@ from headway.controller.driver.clocks import RunClock
 from headway.controller.driver.connections import Connections
 from headway.controller.driver.durable import Checkpoints, newest_mark
 from headway.controller.driver.engine_probe import EngineProbe
-from headway.controller.driver.initial_state import begin
+from headway.controller.driver.initial_state import NETWORK, begin
 from headway.controller.driver.inputs import InputRecorder, begin_text, encode
 from headway.controller.driver.join_server import JoinServer, members_of
 from headway.controller.driver.leadership import Leadership
@@ -65,7 +65,7 @@ from headway.controller.journal.reports import Reports
 from headway.controller.journal.rows import ClockReading
 from headway.controller.journal.writer import JournalWriter
 from headway.launch.cluster import ClusterFolder
-from headway.launch.engines.choose import engine_of
+from headway.launch.engines.choose import engine_of, topology_of
 from headway.launch.lease.base import Holder
 from headway.trainer.config import RunConfig
 
@@ -103,12 +103,14 @@ class Driver:
         configure(NodePaths(self._run_id, node).failpoints, node=node)
         is_shared = self.run_dir.bundle.exists()
         journal = Journal(self.run_dir.database, epoch=epoch, is_shared=is_shared)
+        topology = topology_of(self.run_dir)
         start = begin(
             self.config,
             self._run_id,
             cluster.nodes,
             epoch,
             journal,
+            topology=topology,
             marked=newest_mark(self.run_dir.checkpoints) if journal.damage else -1,
             is_joined=is_shared,
             **self._leadership.silence(self.config.recovery.driver_silent_s),
@@ -121,6 +123,9 @@ class Driver:
         self._records = journal  # only makes records here: its thread alone writes
         self._journal = JournalWriter(journal, self._leadership.superseded)
         self._journal.on_damage = lambda why: self.note("journal_damaged", {"reason": why})
+        if topology is not None:  # before the generation that is placed on it
+            network = {NETWORK: topology.digest}
+            self._journal.submit(lambda journal: journal.set_facts(**network))
         self._noted, self._answered = Noted(), Noted()
         self._recorder = InputRecorder(self.state, self._keep_input)
         self._keep_input(self.state.clock_s, encode(start), begin_text(self.config.limits))

@@ -5,14 +5,19 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from headway.common import installed
+from headway.common.plan.nearest import place
 from headway.common.plan.placement import Placement
+from headway.common.plan.topology import Topology
+from headway.common.plan.traffic import step_traffic
 from headway.controller.decisions.events import Start
 from headway.controller.driver.memory import recall
 from headway.controller.journal.journal import Journal
-from headway.trainer.config import RunConfig
+from headway.trainer.config import RunConfig, memory_shape
 
 CHECK_REPORT_S = 30.0
 """Time for the order of a check to arrive and for its result to come back, beside the check."""
+NETWORK = "network"
+"""The journal's fact with the digest of the topology that ranks were placed on."""
 JOIN_GRACE_S = 20.0
 """The first driver of a run waits for its machines while they still start."""
 
@@ -24,6 +29,7 @@ def begin(
     epoch: int,
     journal: Journal,
     *,
+    topology: Topology | None = None,
     marked: int = -1,
     is_joined: bool = False,
     former: int = -1,
@@ -33,7 +39,9 @@ def begin(
 
     They join the cluster one by one if ``is_joined``; ``former`` is as in ``Start``. ``marked`` is
     the newest generation that the checkpoints folder knows, which a journal that was damaged may
-    not.
+    not. ``topology``: the network of the nodes, if it is known. It decides where ranks begin, also
+    when a run is resumed on other machines than those whose digest is in the journal as the fact
+    ``NETWORK``; a driver that takes over leaves ranks where they are.
 
     A cluster on this machine may have more nodes than the run was started with: those are not the
     run's, so it neither waits for them nor restarts them.
@@ -45,12 +53,18 @@ def begin(
     if not is_joined:
         nodes = min(nodes, config.launch.nodes + config.launch.spares)
     placement = Placement(config.parallel.grid, config.launch.ranks_per_node)
-    carriers = range(placement.num_nodes)
-    planned = {rank: node for node in carriers for rank in placement.ranks_of(node)}
-    generation, rank_nodes = journal.last_generation() or (-1, planned)
+    generation, rank_nodes = journal.last_generation() or (-1, {})
     generation = max(generation, marked)
-    if not is_of_plan(rank_nodes, planned) or max(rank_nodes.values()) >= nodes:
-        rank_nodes = planned
+    is_elsewhere = topology is not None and journal.fact(NETWORK, "") != topology.digest
+    if (
+        is_elsewhere
+        or not is_of_plan(rank_nodes, _by_rank(placement))
+        or max(rank_nodes.values()) >= nodes
+    ):
+        if topology is not None:
+            traffic = step_traffic(memory_shape(config))
+            placement = place(traffic, config.launch.ranks_per_node, topology)
+        rank_nodes = _by_rank(placement)
     return Start(
         run_id=run_id,
         steps=config.train.steps,
@@ -79,6 +93,10 @@ def is_of_plan(rank_nodes: Mapping[int, int], planned: Mapping[int, int]) -> boo
     placement.
     """
     return rank_nodes == planned or _groups(rank_nodes) == _groups(planned)
+
+
+def _by_rank(placement: Placement) -> dict[int, int]:
+    return dict(enumerate(placement.node_by_rank()))
 
 
 def _groups(rank_nodes: Mapping[int, int]) -> set[frozenset[int]]:

@@ -8,6 +8,7 @@ from headway.trainer.config.live import (
     check_sample,
     check_setting,
 )
+from headway.trainer.config.memory import memory_shape
 from headway.trainer.config.model import ModelConfig
 from headway.trainer.config.parallel import ParallelConfig
 from headway.trainer.config.ports import MetricsPorts
@@ -31,4 +32,5 @@ __all__ = [  # noqa: RUF022 - plain order, as in every other package
     "check_sample",
     "check_setting",
     "check_sink",
+    "memory_shape",
 ]

@@ -52,8 +52,9 @@ def allocate(
         raise
     try:
         job = _running(name, number, nodes, report)
-        hosts = _by_switch(commands.hosts_of(job.nodes))
+        hosts = commands.hosts_of(job.nodes)
         given = {"job": number, "hosts": hosts, "network": network_of(hosts)}
+        given["switches"] = _switches_of(hosts)
         return SlurmRun(**(vars(config) | given))
     except BaseException:
         _cancel(number, report)
@@ -100,27 +101,12 @@ def _cancel(queued: str, report: Callable[[str], None]) -> None:
         report(f"a job may still be queued ({error}): end it by `scancel {queued}`")
 
 
-def _by_switch(hosts: tuple[str, ...]) -> tuple[str, ...]:
-    """Return the machines sorted by switch.
-
-    Ranks that exchange most data have neighbouring numbers.
-    """
+def _switches_of(hosts: tuple[str, ...]) -> tuple[tuple[str, ...], ...]:
+    """The switches above each machine; none where Slurm does not answer."""
     try:
-        switches = commands.switches_of(hosts)
-    except HeadwayError:  # the order only matters for speed
-        return hosts
-    first = {above: at for at, above in reversed(list(enumerate(switches)))}
-    above_of = dict(zip(hosts, switches, strict=True))
-
-    def place(host: str) -> tuple[int, ...]:
-        """Return a sort key: the first machine below each of its switches, top to bottom."""
-        above = above_of[host]
-        return tuple(
-            min(at for other, at in first.items() if other[:depth] == above[:depth])
-            for depth in range(1, len(above) + 1)
-        )
-
-    return tuple(sorted(hosts, key=place))
+        return tuple(commands.switches_of(hosts))
+    except HeadwayError:  # where ranks are only matters for speed
+        return ()
 
 
 def network_of(hosts: Sequence[str]) -> str:

@@ -102,5 +102,7 @@ class SlurmRun(SlurmConfig):
     """Number of the allocation."""
     hosts: tuple[str, ...] = ()
     """Its machines; node K begins on the K-th."""
+    switches: tuple[tuple[str, ...], ...] = ()
+    """Those above each machine, the top one first; empty where Slurm knows none."""
     network: str = ""
     """The smallest one in which Slurm reaches all of them, such as ``10.0.1.0/24``."""
