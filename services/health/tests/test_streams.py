@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import os
 import socket
 import threading
 from pathlib import Path
 
 import pytest
 from headway.health.measure import streams
-from headway.health.measure.memory_nodes import bound_to, memory_nodes, parse_cpus
 from headway.health.measure.nics import nics
 
 TOKEN = bytes(range(streams.TOKEN_BYTES))
@@ -86,32 +84,6 @@ def test_strangers_are_closed_and_the_one_with_the_token_is_let_in(shown: bytes)
 def test_nobody_who_connects_is_an_error_that_names_the_time() -> None:
     with streams.listen("127.0.0.1") as listener, pytest.raises(TimeoutError):
         streams.accept(listener, TOKEN, 0.05)
-
-
-def test_cpu_lists_of_the_kernel_are_read_and_others_refused() -> None:
-    assert parse_cpus("0-2,8\n") == {0, 1, 2, 8}
-    assert parse_cpus("\n") == frozenset()
-    with pytest.raises(ValueError, match="x"):
-        parse_cpus("0-x")
-
-
-def test_memory_nodes_come_from_sysfs_and_bad_contents_are_one_node(tmp_path: Path) -> None:
-    allowed = frozenset(os.sched_getaffinity(0))
-    for number, text in ((0, "0"), (1, "4000-4095"), (10, "1-4000")):
-        (tmp_path / f"node{number}").mkdir()
-        (tmp_path / f"node{number}" / "cpulist").write_text(text)
-    found = memory_nodes(tmp_path)
-    assert 1 not in found and found.get(0, allowed) <= allowed
-    (tmp_path / "node0" / "cpulist").write_bytes(b"\xff")
-    assert memory_nodes(tmp_path) == {0: allowed}
-    assert memory_nodes(tmp_path / "nowhere") == {0: allowed}
-
-
-def test_a_bound_thread_gets_its_cpus_back() -> None:
-    before = os.sched_getaffinity(0)
-    with bound_to({min(before)}):
-        assert os.sched_getaffinity(0) == {min(before)}
-    assert os.sched_getaffinity(0) == before
 
 
 def test_interfaces_with_a_device_are_preferred_and_loopback_is_none(tmp_path: Path) -> None:

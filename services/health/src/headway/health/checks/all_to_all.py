@@ -19,9 +19,9 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
 from typing import Any
 
+from headway.common.node.memory_nodes import memory_nodes
 from headway.common.node.process import end_with_parent, ending_with_me
 from headway.health.checks.base import MIB, CheckSettings, Finding
-from headway.health.measure.memory_nodes import memory_nodes
 from headway.health.measure.streams import (
     SOCKET_LIMIT_S,
     TOKEN_BYTES,

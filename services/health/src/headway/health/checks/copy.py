@@ -13,9 +13,9 @@ from functools import partial
 from typing import Any
 
 import numpy as np
+from headway.common.node.memory_nodes import bound_to, memory_nodes
 from headway.health.checks.base import GIB, MIB, CheckSettings, Finding
 from headway.health.measure.gpus import Gpus, find_gpus
-from headway.health.measure.memory_nodes import bound_to, memory_nodes
 from headway.health.measure.mesh import blame, cells
 
 NUM_BYTES = 64 * MIB

@@ -13,11 +13,11 @@ from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
+from headway.common.node.memory_nodes import memory_nodes
 from headway.common.output import counted
 from headway.health.checks.base import MIB, CheckSettings, Finding, not_run
 from headway.health.judgement import Thresholds
 from headway.health.measure.gpus import Gpus, find_gpus
-from headway.health.measure.memory_nodes import memory_nodes
 from headway.health.measure.mesh import blame, cells, slow_cells
 from headway.health.measure.nics import nics
 from headway.health.measure.streams import Received, Via, best_transfer, same

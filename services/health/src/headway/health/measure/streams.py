@@ -16,7 +16,7 @@ from collections.abc import Callable, Collection
 from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass, replace
 
-from headway.health.measure.memory_nodes import bound_to
+from headway.common.node.memory_nodes import bound_to
 
 BLOCK_BYTES = 1 << 18
 """Large enough that Python's own work per block is small, and at 1 MiB/s still four a second."""

@@ -26,6 +26,7 @@ from headway.trainer.comm.store import StoreEndpoint
 from headway.trainer.device.choose import take_device
 from headway.trainer.device.deterministic import make_deterministic
 from headway.trainer.device.device_recorder import DeviceRecorder, recorder_for
+from headway.trainer.device.locality import bind_near, pci_address, unbind
 from headway.trainer.device.position import DevicePosition
 from headway.trainer.errors import BadCheckpointError, DivergedError
 from headway.trainer.session.session import Session
@@ -56,6 +57,7 @@ class Rank:
         if self.config.train.device == "gpu":
             nccl_profile.apply(self.config.parallel)
             self._device = take_device(rank)
+        self._cpus = bind_near(pci_address(self._device)) if self._device.type == "cuda" else None
         self._store = StoreWatch(context.paths.endpoint("ckpt_store"))
         self._flight = FlightWriter.create(context.paths.segment("flight", rank), rank)
         self.count_life, self.waiting = self._flight.count_life, self._flight.waiting
@@ -153,6 +155,8 @@ class Rank:
 
     def close(self) -> None:
         """Release everything, because the worker takes another rank."""
+        if self._cpus is not None:
+            unbind(self._cpus)  # the next rank may have another GPU
         self._session.close()
         self._store.close()
         if self._node.arena is not None:

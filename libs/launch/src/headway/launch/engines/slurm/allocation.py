@@ -53,8 +53,8 @@ def allocate(
     try:
         job = _running(name, number, nodes, report)
         hosts = commands.hosts_of(job.nodes)
-        given = {"job": number, "hosts": hosts, "network": network_of(hosts)}
-        given["switches"] = _switches_of(hosts)
+        network, switches = network_of(hosts), _switches_of(hosts)
+        given = {"job": number, "hosts": hosts, "network": network, "switches": switches}
         return SlurmRun(**(vars(config) | given))
     except BaseException:
         _cancel(number, report)
