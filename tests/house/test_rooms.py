@@ -17,10 +17,11 @@ FLOORS: dict[str, tuple[tuple[str, ...], ...]] = {
         ("parallel",),
         ("model",),
         ("data", "inference"),
-        ("pipeline", "client"),
+        ("pipeline",),
         ("session",),
         ("worker",),
-        ("cli",),
+        ("trials",),
+        ("cli", "client"),
         ("__main__",),
     ),
     "controller": (

@@ -63,3 +63,15 @@ def worker(
     from headway.trainer.worker.worker import main
 
     raise typer.Exit(main(run, node, name))
+
+
+@page(app, heading=DAEMONS)
+def trials(
+    folder: Annotated[
+        Path, typer.Option(metavar="DIR", help="For logs, and what the ranks exchange.")
+    ],
+) -> None:
+    """Train the configurations on standard input, one after another, for `headway ablate`."""
+    from headway.trainer.trials.server import serve
+
+    raise typer.Exit(serve(folder))

@@ -1,7 +1,7 @@
 """The functions that other parts import.
 
 They resolve a configuration, show what NCCL will be set to, move models from and to Hugging Face,
-and write texts with them. Torch is loaded when a function needs it.
+write texts with them, and train for some steps. Torch is loaded when a function needs it.
 """
 
 from __future__ import annotations
@@ -16,12 +16,17 @@ from headway.trainer.device.machine import resolve_auto
 from headway.trainer.exchange.checkpoint import check_first_weights
 from headway.trainer.exchange.report import ExchangeReport
 from headway.trainer.inference.request import Request, Texts
+from headway.trainer.trials.order import Outcome, Trial
+from headway.trainer.trials.runner import TrialRunner
 
 __all__ = [
     "ExchangeReport",
     "NcclSetting",
+    "Outcome",
     "Request",
     "Texts",
+    "Trial",
+    "TrialRunner",
     "check_first_weights",
     "export_model",
     "import_model",

@@ -1,0 +1,112 @@
+"""A chunk that sleeps where the real one computes, and sends what the real one sends.
+
+On a machine with fewer cores than ranks, ranks compute in turns: a message that is hidden behind
+one rank's computation takes a core from another's, and overlap gains nothing. A sleeping rank takes
+no core. So a stand-in shows what overlap gives where every rank has a processor of its own. What is
+real: the schedule, messages between stages, collectives of every group in their true sizes, and the
+zeroing, norm and optimizer of the flat buffers. Losses mean nothing.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from headway.trainer.comm.interface import Ticket
+from headway.trainer.model.chunk import Chunk, Forward
+from headway.trainer.trials.passes import Moment, Pass, Passes
+
+LEAST_SLEEP_S = 2e-4
+"""Shorter computations are slept together with the next ones: waking up takes some 50 us."""
+
+
+class SleepingChunk:
+    """A ``Chunk`` that plays recorded passes; everything but them is that of ``chunk``."""
+
+    def __init__(self, chunk: Chunk, passes: Passes, micro_batch_size: int) -> None:
+        self._chunk, self._passes, self._size = chunk, passes, micro_batch_size
+        self._owed_s = 0.0
+        self._buffers: dict[tuple[int, str], torch.Tensor] = {}
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._chunk, name)
+
+    def forward(self, x: torch.Tensor, *_: Any, **__: Any) -> Forward:
+        """Play the pass; the output is zero."""
+        del x
+        self._play(self._passes["forward"])
+        output = torch.zeros((), dtype=torch.float64) if self._chunk.is_last else self._activation()
+        return Forward(output, None)
+
+    def backward(
+        self, fwd: Forward, grad_output: torch.Tensor | None = None, *, weight: bool = True
+    ) -> torch.Tensor | None:
+        """Play the pass; the gradient is zero, None on the first stage."""
+        del fwd, grad_output
+        self._play(self._passes["backward" if weight else "backward_input"])
+        return None if self._chunk.is_first else self._activation()
+
+    def backward_weight(self, fwd: Forward) -> None:
+        """Play the pass."""
+        del fwd
+        self._play(self._passes["backward_weight"])
+
+    def _activation(self) -> torch.Tensor:
+        shape, dtype = self._chunk.activation_shape(self._size), self._chunk.precision.param_dtype
+        return torch.zeros(shape, dtype=dtype)
+
+    def _play(self, moments: Pass) -> None:
+        calls: dict[int, Ticket] = {}
+        number = 0
+        for moment in moments:
+            if moment.kind == "compute":
+                self._sleep(moment.seconds)
+            elif moment.kind == "wait":
+                if moment.call in calls:
+                    calls.pop(moment.call).wait()
+            else:
+                calls[number] = self._issue(moment)
+                number += 1
+        for ticket in calls.values():
+            ticket.wait()
+
+    def _sleep(self, seconds: float) -> None:
+        """Sleep so long on average: what a sleep takes too long is taken off the next one."""
+        self._owed_s += seconds
+        if self._owed_s >= LEAST_SLEEP_S:
+            began_s = time.perf_counter()
+            time.sleep(self._owed_s)
+            self._owed_s -= time.perf_counter() - began_s
+
+    def _issue(self, moment: Moment) -> Ticket:
+        """Issue a collective of zeros.
+
+        Calls of one size share their buffers: they run in order, and zeros stay zeros.
+        """
+        comm = self._chunk.tp.comm
+        whole = self._buffer(moment.numel, moment.dtype)
+        if moment.kind == "all_reduce":
+            return comm.all_reduce(whole)
+        shard = self._buffer(moment.numel // comm.size, moment.dtype)
+        if moment.kind == "all_gather":
+            return comm.all_gather(whole, shard)
+        return comm.reduce_scatter(shard, whole)
+
+    def _buffer(self, numel: int, dtype: str) -> torch.Tensor:
+        key = numel, dtype
+        if key not in self._buffers:
+            self._buffers[key] = torch.zeros(numel, dtype=getattr(torch, dtype))
+        return self._buffers[key]
+
+
+def sleeping(
+    chunks: Sequence[Chunk], passes: Sequence[Passes], micro_batch_size: int
+) -> list[Chunk]:
+    """Stand-ins for the chunks of a rank."""
+    made = [
+        SleepingChunk(chunk, own, micro_batch_size)
+        for chunk, own in zip(chunks, passes, strict=True)
+    ]
+    return made  # type: ignore[return-value]
