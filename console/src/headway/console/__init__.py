@@ -7,17 +7,23 @@ from typing import TYPE_CHECKING
 from headway.common.lazy import lazy
 
 if TYPE_CHECKING:
+    from headway.console.ablation.measure import ablate
+    from headway.console.ablation.shown import Ablation
     from headway.console.cluster import Cluster
     from headway.console.compare import compare
     from headway.console.reports.training_data import TrainingData
     from headway.console.run import Run
 
-__all__ = ["Cluster", "Run", "TrainingData", "compare"]
+__all__ = ["Ablation", "Cluster", "Run", "TrainingData", "ablate", "compare"]
 
 __getattr__, __dir__ = lazy(
     __name__,
     cluster="Cluster",
     compare="compare",
     run="Run",
-    **{"reports.training_data": "TrainingData"},
+    **{
+        "ablation.measure": "ablate",
+        "ablation.shown": "Ablation",
+        "reports.training_data": "TrainingData",
+    },
 )

@@ -16,6 +16,7 @@ from headway.common.cli import fail, group, run
 from headway.common.errors import InputError
 from headway.common.help_pages import PageGroup, epilog
 from headway.console.commands import (
+    ablating,
     clusters,
     configuration,
     diagnosing,
@@ -162,6 +163,7 @@ MODULES = (
     exporting,
     configuration,
     steering,
+    ablating,
     clusters,
     nodes,
     remote,

@@ -1,4 +1,4 @@
-"""A trial and its outcome: the lines of JSON between the runner and the process that forks ranks."""
+"""A trial and its outcome: lines of JSON between the runner and the process that forks ranks."""
 
 from __future__ import annotations
 

@@ -77,7 +77,9 @@ class Recording(Echo):
 
     def all_reduce(self, tensor: torch.Tensor, op: Op = "sum") -> Ticket:
         """See ``Comm``."""
-        return self._call("all_reduce", tensor, lambda: super(Recording, self).all_reduce(tensor, op))
+        return self._call(
+            "all_reduce", tensor, lambda: super(Recording, self).all_reduce(tensor, op)
+        )
 
     def waited(self, call: int) -> None:
         """A collective is waited for."""

@@ -19,12 +19,16 @@ import sys
 import traceback
 from collections.abc import Callable
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import msgspec
 from headway.common.config import from_dict, to_dict
 from headway.common.node.process import end_with_parent, ending_with_me
 from headway.trainer.config import RunConfig
 from headway.trainer.trials.order import Outcome, Trial
+
+if TYPE_CHECKING:
+    from headway.trainer.trials.passes import Passes
 
 LOOK_S = 0.02
 """Between two looks at the ranks and at stdin."""
@@ -128,10 +132,10 @@ class _Server:
         """Endpoint of the daemon that reads ahead, as one does in each node of a run."""
         endpoint = f"ipc://{self._folder}/data.sock"
         if self._daemon is None:
+            options = ["--endpoint", endpoint, "--shm-dir", str(self._folder / "rings")]
             with (self._folder / "dataloader.log").open("wb") as log:
-                command = ["serve", "--endpoint", endpoint, "--shm-dir", str(self._folder / "rings")]
                 self._daemon = subprocess.Popen(
-                    [sys.executable, "-m", "headway.dataloader", *command],
+                    [sys.executable, "-m", "headway.dataloader", "serve", *options],
                     stdin=subprocess.DEVNULL,
                     stdout=log,
                     stderr=log,
@@ -143,7 +147,7 @@ class _RankFailed(Exception):
     """A forked process raised, or ended without a report."""
 
 
-def _read_passes(file: Path) -> object:
+def _read_passes(file: Path) -> list[list[Passes]]:
     from headway.trainer.trials.passes import Passes
 
     return msgspec.json.decode(file.read_bytes(), type=list[list[Passes]])
@@ -157,11 +161,13 @@ def _fork(folder: Path, count: int, run: Callable[[int], object]) -> list[object
         Abandoned: stdin was closed meanwhile.
     """
     running: dict[int, int] = {}
+    orders = select.poll()
+    orders.register(sys.stdin, select.POLLIN)
     try:
         for number in range(count):
             running[_forked(folder, number, run)] = number
         while running:
-            if select.select([sys.stdin], [], [], LOOK_S)[0]:
+            if orders.poll(1e3 * LOOK_S):
                 raise Abandoned  # its owner sends nothing before it has the outcome
             for pid in list(running):
                 ended, status = os.waitpid(pid, os.WNOHANG)

@@ -105,8 +105,7 @@ def sleeping(
     chunks: Sequence[Chunk], passes: Sequence[Passes], micro_batch_size: int
 ) -> list[Chunk]:
     """Stand-ins for the chunks of a rank."""
-    made = [
-        SleepingChunk(chunk, own, micro_batch_size)
+    return [
+        SleepingChunk(chunk, own, micro_batch_size)  # type: ignore[misc]
         for chunk, own in zip(chunks, passes, strict=True)
     ]
-    return made  # type: ignore[return-value]

@@ -1,0 +1,1 @@
+"""What each technique is worth: a ladder of variants of one configuration, measured in turns."""
