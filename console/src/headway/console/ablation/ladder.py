@@ -10,6 +10,7 @@ from pathlib import Path
 from headway.common.config import load
 from headway.common.errors import InputError
 from headway.console.ablation.rungs import BATCH_FACTOR, READ_AHEAD, RUNGS, Rung, Value
+from headway.console.machine.corpus_folder import own_corpus_folder
 from headway.trainer.client import resolve_auto
 from headway.trainer.config import RunConfig
 
@@ -97,7 +98,7 @@ class _Maker:
         self._file, self._stand_in = file, stand_in
         self._overrides = [*overrides, "train.device=cpu"] if stand_in else overrides
         self._steps = WARMUP_STEPS + steps
-        own = load(RunConfig, [file], self._overrides)
+        own = own_corpus_folder(load(RunConfig, [file], self._overrides))
         self._own, self.line = resolve_auto(own, ranks=own.parallel.world_size)
         self._off: dict[str, Value] = {}
         self.left_out: dict[str, str] = {}
@@ -162,6 +163,7 @@ class _Maker:
         found: dict[str, Value | list[int]] = {
             "launch.nodes": 1,
             "launch.ranks_per_node": own.parallel.world_size,
+            "data.path": own.data.path,
             "train.device": own.train.device,
             "train.dtype": own.train.dtype,
             "train.steps": steps,

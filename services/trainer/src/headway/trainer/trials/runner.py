@@ -29,10 +29,11 @@ class TrialRunner:
 
     def __init__(self) -> None:
         shm_root().mkdir(parents=True, exist_ok=True)
-        self._folder = Path(tempfile.mkdtemp(prefix="trials-", dir=shm_root()))
-        self._log = (self._folder / "log").open("w+")
+        self.folder = Path(tempfile.mkdtemp(prefix="trials-", dir=shm_root()))
+        """Holds logs while it is open."""
+        self._log = (self.folder / "log").open("w+")
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "headway.trainer", "trials", "--folder", str(self._folder)],
+            [sys.executable, "-m", "headway.trainer", "trials", "--folder", str(self.folder)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._log,
@@ -68,7 +69,7 @@ class TrialRunner:
                 with contextlib.suppress(BrokenPipeError):
                     pipe.close()
         self._log.close()
-        shutil.rmtree(self._folder, ignore_errors=True)
+        shutil.rmtree(self.folder, ignore_errors=True)
 
     def __enter__(self) -> Self:
         return self
