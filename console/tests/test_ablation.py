@@ -200,7 +200,7 @@ def test_a_measured_ladder_says_what_each_rung_gave(file: Path, tmp_path: Path) 
     assert alone["dp"] is not None and alone["dp"].is_within_spread
     assert alone["lamb"] is not None and alone["lamb"].median == pytest.approx(0.0)
     text = repr(found)
-    assert "STAND-IN" in text and "dp, lamb is within the spread: it may be chance" in text
+    assert "STAND-IN" in text and "so perhaps chance: dp, lamb." in text
     assert "+25.0 % ±0.0" in text and "pp > dp ~ lamb" in text
     assert "MFU" not in text and not found.record.interrupted
     table = json.loads((tmp_path / FILE).read_text())

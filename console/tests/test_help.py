@@ -43,7 +43,7 @@ SERVICES = {
     ("headway", "health"): health.app,
     ("python -m headway.trainer",): trainer.app,
 }
-DAEMONS = ("serve", "agent", "monitor", "executor", "driver", "zygote", "worker")
+DAEMONS = ("serve", "agent", "monitor", "executor", "driver", "zygote", "worker", "trials")
 SERVICE_COMMANDS = [
     (app, (*path, *words))
     for path, app in SERVICES.items()

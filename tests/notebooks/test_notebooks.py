@@ -197,6 +197,29 @@ def test_the_notebook_about_data_needs_no_run(small: Path, tmp_path: Path) -> No
     assert "Most frequent tokens" in text and "Data of run" not in text
 
 
+@pytest.mark.timeout(600)
+def test_the_notebook_about_ablation_measures_a_ladder(tmp_path: Path) -> None:
+    file = tmp_path / "ablate.toml"
+    settings = (
+        "model.hidden=64", "model.heads=2", "model.seq_len=64", "model.vocab_size=512",
+        "parallel.dp=1", "launch.ranks_per_node=4",
+    )  # fmt: skip
+    file.write_text(to_toml(load(RunConfig, [REPOSITORY / "examples" / "ablate.toml"], settings)))
+    copy = tmp_path / "05_ablation.ipynb"
+    text = (REPOSITORY / "notebooks" / copy.name).read_text()
+    changes = {"../examples/ablate.toml": str(file), "rounds=3": "rounds=2, steps=4"}
+    for old, new in changes.items():
+        assert old in text
+        text = text.replace(old, new)
+    copy.write_text(text)
+    notebook = execute(copy, tmp_path / "done.ipynb")
+    text = text_of(notebook)
+    for part in ("left out: dp (parallel.dp is 1)", "STAND-IN", "gain on top", "pipeline overlap"):
+        assert part in text, part
+    assert html_of(notebook).count("<svg") == 1
+    _looks_tidy(notebook)
+
+
 def _adds_up(run: Run) -> None:
     """Nothing is lost or counted twice, and the records are those of the schedule."""
     found = run.performance()

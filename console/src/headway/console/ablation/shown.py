@@ -80,7 +80,7 @@ class Ablation:
             yield f"INTERRUPTED after {done} of {total} trials: these are those that were measured."
         chance = [rung for rung in record.titles if _is_chance(record.alone(rung))]
         if chance:
-            yield f"Alone, the gain of {', '.join(chance)} is within the spread: it may be chance."
+            yield f"Within the spread when alone, so perhaps chance: {', '.join(chance)}."
         for one in record.variants:
             if one.error:
                 yield f"{' + '.join(one.rungs) or 'The baseline'} failed: {one.error}."
