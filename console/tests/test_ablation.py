@@ -109,11 +109,11 @@ def test_without_a_compiler_fused_kernels_are_left_out(
 
 
 def test_bad_names_and_steps_are_refused_with_a_remedy(file: Path) -> None:
-    with pytest.raises(InputError, match="no rung 'windows'.*did you mean 'window'"):
+    with pytest.raises(InputError, match=r"no rung 'windows'.*did you mean 'window'"):
         choose(["windows"])
     with pytest.raises(InputError, match="twice"):
         choose(["tp", "tp"])
-    with pytest.raises(InputError, match="--steps 6 is not a multiple of 4.*use 4"):
+    with pytest.raises(InputError, match=r"--steps 6 is not a multiple of 4.*use 4"):
         stand_in(file, steps=6)
 
 
@@ -249,6 +249,7 @@ def test_a_baseline_that_fails_ends_the_ablation(file: Path, tmp_path: Path) -> 
 
     class Broken:
         def run(self, trial: Trial) -> Outcome:
+            del trial
             return Outcome(error="no memory")
 
     with pytest.raises(HeadwayError, match="the baseline cannot be trained: no memory"):

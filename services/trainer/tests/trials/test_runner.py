@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 from headway.common.config import load, to_dict
+from headway.common.errors import HeadwayError
 from headway.common.node.testing import wait_until
 from headway.dataloader.prepare import prepare
 from headway.trainer.client import Trial, TrialRunner
@@ -85,7 +86,12 @@ def test_a_failed_trial_says_why_and_the_next_one_runs(runner: TrialRunner, corp
 def test_closing_in_the_middle_of_a_trial_leaves_no_process(corpus: Path) -> None:
     runner = TrialRunner()
     endless = Trial(settings(corpus, "train.steps=1000000"), stand_in=True)
-    thread = threading.Thread(target=lambda: pytest.raises(Exception, runner.run, endless))
+
+    def run() -> None:
+        with pytest.raises(HeadwayError, match="the process that runs trials ended"):
+            runner.run(endless)
+
+    thread = threading.Thread(target=run)
     thread.start()
     folder = runner.folder
     wait_until(lambda: len(processes(folder)) >= 3, LIMIT_S)  # the server and two ranks
