@@ -51,7 +51,7 @@ def join(
 
 
 def exchange(
-    context: WorkerContext, *, grid: dict[str, int], rank: int, generation: int, folder: str
+    context: WorkerContext, *, grid: dict[str, Any], rank: int, generation: int, folder: str
 ) -> Any:
     """One round of every operation on every group; returns values and listening addresses."""
     plan = Grid(**grid)
@@ -144,7 +144,7 @@ def listening_addresses() -> list[str]:
 def stay_busy(
     context: WorkerContext,
     *,
-    grid: dict[str, int],
+    grid: dict[str, Any],
     rank: int,
     generation: int,
     folder: str,
@@ -175,7 +175,7 @@ def stay_busy(
 
 
 def wait_for_a_silent_peer(
-    context: WorkerContext, *, grid: dict[str, int], rank: int, generation: int, folder: str
+    context: WorkerContext, *, grid: dict[str, Any], rank: int, generation: int, folder: str
 ) -> Any:
     """Rank 0 waits for a message that never comes; the others stay in the generation, idle."""
     groups = join(context, Grid(**grid), rank, generation, folder)
