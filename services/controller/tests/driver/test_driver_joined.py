@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from headway.common.node.testing import private_roots
+from headway.common.plan.topology import Topology
 from headway.common.polling import wait_until
 from headway.common.wire.client import Client
 from headway.common.wire.keys import KeyPair
 from headway.common.wire.messages.driver import Accepted, Command, NodeBeat
 from headway.common.wire.messages.executor import DriverBeat
+from headway.launch.engines.choose import facts_of
+from headway.launch.engines.slurm.config import SlurmRun
 from headway.launch.lease.base import Holder
 from headway.testkit.played.place import LIMIT_S, NOTES, JoinedPlace, place_console
 
@@ -49,3 +53,14 @@ def test_the_key_of_an_evicted_node_opens_no_connection_any_more(joined: JoinedP
     assert not _is_answered(joined, keys, holder, SHORT_S)
     members = "SELECT value FROM facts WHERE key = 'members'"
     assert wait_until(lambda: keys.public.decode() not in joined.rows(members)[0][0], LIMIT_S)
+
+
+def test_the_journal_keeps_which_network_ranks_are_placed_on(joined: JoinedPlace) -> None:
+    """So that the next driver does not move them."""
+    switches = (("spine", "a"), ("spine", "b"))
+    slurm = SlurmRun(joined.bundle.shared, "/python", job="7", hosts=("x", "y"), switches=switches)
+    dataclasses.replace(joined.bundle, engine=facts_of(slurm)).save(joined.run.bundle)
+    joined.start()
+    joined.holder()  # it leads
+    network = "SELECT value FROM facts WHERE key = 'network'"
+    assert wait_until(lambda: joined.rows(network) == [(Topology(switches).digest,)], LIMIT_S)
