@@ -41,7 +41,7 @@ class Variant:
 
     @property
     def tokens_per_step(self) -> int:
-        """Of all replicas."""
+        """Tokens that all replicas together take in a step."""
         return self.config.train.global_batch_size * self.config.model.seq_len
 
 

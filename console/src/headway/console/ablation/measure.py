@@ -21,7 +21,7 @@ from headway.trainer.config.memory import model_shape
 
 ROUNDS, STEPS = 5, 12
 FOLDER = Path("ablations")
-"""Of results, where no other is given."""
+"""Where results are written if no folder is given."""
 
 Report = Callable[[str], None]
 

@@ -1,7 +1,7 @@
 """Records what a chunk's passes do over time: computations, collectives, and waits for them.
 
-The real chunk runs alone in one process. Its collectives over tensor-parallel ranks reach nobody
-(``Echo``), and what it computes between two of them is timed. Played back (``trials.stand_in``), a
+The real chunk runs alone in one process. Its collectives over tensor-parallel ranks reach no
+other rank (``Echo``), and what it computes between two of them is timed. Played back (``trials.stand_in``), a
 pass issues the same collectives in the same order and sleeps where the chunk computed.
 """
 
@@ -34,7 +34,7 @@ class Moment:
 
     kind: Literal["compute", "all_gather", "reduce_scatter", "all_reduce", "wait"]
     seconds: float = 0.0
-    """Of a computation."""
+    """Duration of a computation."""
     numel: int = 0
     """Elements of a collective's whole tensor, on all ranks of the group together."""
     dtype: str = ""
@@ -97,7 +97,7 @@ class Recording(Echo):
         self._moments.append(Moment(kind, numel=whole.numel(), dtype=dtype))
         copy()
         self._calls += 1
-        self._since_s = time.perf_counter()  # the copy is no computation of the chunk
+        self._since_s = time.perf_counter()  # the copy is not a computation of the chunk
         return _Waited(self, self._calls - 1)
 
     def _computed(self) -> None:
@@ -159,7 +159,7 @@ def _once(chunk: Chunk, comm: Recording, size: int, *, is_split: bool) -> Passes
 
 
 def _median(runs: list[Pass]) -> Pass:
-    """The same moments with the median of their times."""
+    """Return the moments of one run with the median times of all runs."""
     return [
         Moment(
             same[0].kind,

@@ -36,13 +36,13 @@ class Place:
 
     rank: int
     generation: int
-    """Number of the trial: streams of a data daemon are told apart by it."""
+    """Number of the trial, by which a data daemon distinguishes streams."""
     folder: Path
-    """Of the trial."""
+    """The trial's own folder, where rank 0 writes the address of its store."""
     endpoint: str = ""
     """The data daemon's; "" reads in this process."""
     passes: Sequence[Sequence[Passes]] | None = None
-    """Of a stand-in, by pipeline rank and chunk."""
+    """The passes that a stand-in plays, by pipeline rank and chunk."""
 
 
 def train(config: RunConfig, place: Place) -> Outcome:
