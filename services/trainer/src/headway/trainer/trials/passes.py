@@ -1,8 +1,9 @@
 """Records what a chunk's passes do over time: computations, collectives, and waits for them.
 
-The real chunk runs alone in one process. Its collectives over tensor-parallel ranks reach no
-other rank (``Echo``), and what it computes between two of them is timed. Played back (``trials.stand_in``), a
-pass issues the same collectives in the same order and sleeps where the chunk computed.
+The real chunk runs alone in one process. Its collectives over tensor-parallel ranks reach no other
+rank (``Echo``), and what it computes between two of them is timed. Played back
+(``trials.stand_in``), a pass issues the same collectives in the same order and sleeps where the
+chunk computed.
 """
 
 from __future__ import annotations
