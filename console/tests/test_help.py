@@ -159,7 +159,7 @@ def test_what_a_command_cannot_do_without_is_in_its_usage_line(
     assert usage == "Usage: headway node start [OPTIONS] --node NODE"
 
 
-NEEDS_NONE = {"run", "runs", "doctor", "cluster", "node", "config", "model", "gateway"}
+NEEDS_NONE = {"ablate", "run", "runs", "doctor", "cluster", "node", "config", "model", "gateway"}
 
 
 @pytest.mark.parametrize("name", sorted({w[0] for w in COMMANDS} - NEEDS_NONE))

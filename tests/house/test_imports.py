@@ -188,7 +188,7 @@ def test_importing_everything_that_is_free_of_torch_loads_no_torch(sources: list
     assert len(names) > 80
 
 
-READS_FOREIGN_DUMPS = "health/dumps/recorder.py"
+READS_FOREIGN_DUMPS = "health/dumps/plain_pickle.py"
 """Torch writes its dumps as pickles; its reader admits no class."""
 
 

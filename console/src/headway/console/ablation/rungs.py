@@ -119,6 +119,12 @@ RUNGS = (
                 on=lambda c: min(BUCKETS, c.model.layers),
                 when=lambda c: c.parallel.pp == 1 and c.parallel.schedule == "1f1b",
             ),
+            Switch(
+                "parallel.buckets",
+                off=1,
+                on=lambda c: max(2, BUCKETS // c.parallel.num_chunks),
+                when=lambda c: c.parallel.pp > 1,
+            ),
         ),
         _one("dp"),
     ),

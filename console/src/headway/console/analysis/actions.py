@@ -111,7 +111,7 @@ def _sent(actions: pl.DataFrame, grid: Grid) -> pl.DataFrame:
 
 
 def _receivers(schema: pl.Schema, grid: Grid) -> pl.DataFrame:
-    """Who receives what each pipeline rank and chunk sends."""
+    """Return the receiver of what each pipeline rank and chunk sends."""
     rows = []
     for sends, receives, forth in (
         (Kind.SEND_FORWARD, Kind.RECV_FORWARD, 1),

@@ -71,7 +71,7 @@ def trials(
         Path, typer.Option(metavar="DIR", help="For logs, and what the ranks exchange.")
     ],
 ) -> None:
-    """Train the configurations on standard input, one after another, for `headway ablate`."""
+    """Train what `headway ablate` sends, one after another."""
     from headway.trainer.trials.server import serve
 
     raise typer.Exit(serve(folder))

@@ -39,7 +39,7 @@ def post(url: str, body: bytes, key: str, limit_s: float) -> None:
 
     Args:
         key: of this text: the same one is sent again with the same key. limit_s: for the whole
-        exchange once the server has accepted the connection, however slowly it goes on.
+        exchange once the server has accepted the connection, however slowly it proceeds.
 
     Raises:
         NotDelivered, Refused: with a reason that is safe to print.

@@ -25,9 +25,9 @@ RECORD_EVERY = 16
 """Steps between two whose collectives are recorded one by one. They are counted in all steps; as
 records they would be most of a rank's: 6,000 a step for 175 billion parameters."""
 Product = Callable[[torch.Tensor, torch.Tensor | None], torch.Tensor]
-"""Of some rows, into the given memory or a new tensor."""
+"""The product of some rows, in the given memory or a new tensor."""
 RowsProduct = Callable[[slice], torch.Tensor]
-"""A new tensor, of the rows in a slice."""
+"""The product of the rows in a slice, as a new tensor."""
 
 
 class Pending:
