@@ -84,6 +84,22 @@ def test_a_stand_in_issues_the_collectives_of_the_real_chunk(pieces: int, pp: in
     assert sleeping.waits == len(sleeping.calls)
 
 
+@pytest.mark.parametrize("schedule", ["1f1b", "zb-h1"])
+def test_a_stand_in_comes_by_its_buckets_as_the_real_chunk_does(schedule: str) -> None:
+    run = config("model.layers=4", "parallel.buckets=2", f"parallel.schedule={schedule}")
+    chunk, found = played(run, record_passes(run)[0][0], Counting(), pp=0), list[str]()
+    made = chunk.forward(
+        torch.zeros((1, 16), dtype=torch.int64), before_bucket=lambda n: found.append(f"before {n}")
+    )
+    is_whole = schedule == "1f1b"
+    grad = torch.zeros(chunk.activation_shape(1))
+    chunk.backward(made, grad, weight=is_whole, after_bucket=lambda n: found.append(f"after {n}"))
+    if not is_whole:
+        assert found == ["before 0", "before 1"]
+        chunk.backward_weight(made)
+    assert found == ["before 0", "before 1", "after 1"]
+
+
 def test_tensors_between_stages_have_their_true_size() -> None:
     run = config()
     first, last = (passes[0] for passes in record_passes(run))

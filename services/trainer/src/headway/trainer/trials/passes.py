@@ -12,6 +12,7 @@ import statistics
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Literal
 
 import torch
@@ -33,7 +34,15 @@ WARMUP = 2
 class Moment:
     """One thing that a pass does."""
 
-    kind: Literal["compute", "all_gather", "reduce_scatter", "all_reduce", "wait"]
+    kind: Literal[
+        "compute",
+        "all_gather",
+        "reduce_scatter",
+        "all_reduce",
+        "wait",
+        "before_bucket",
+        "after_bucket",
+    ]
     seconds: float = 0.0
     """Duration of a computation."""
     numel: int = 0
@@ -41,7 +50,7 @@ class Moment:
     dtype: str = ""
     """Their type, such as ``float32``."""
     call: int = 0
-    """Which of the pass's collectives is waited for, from 0."""
+    """Which of the pass's collectives is waited for, from 0; or which bucket of the chunk it is."""
 
 
 Pass = list[Moment]
@@ -84,8 +93,12 @@ class Recording(Echo):
 
     def waited(self, call: int) -> None:
         """A collective is waited for."""
+        self.note("wait", call)
+
+    def note(self, kind: Literal["wait", "before_bucket", "after_bucket"], number: int) -> None:
+        """Something other than a collective or a computation."""
         self._computed()
-        self._moments.append(Moment("wait", call=call))
+        self._moments.append(Moment(kind, call=number))
 
     def _call(
         self,
@@ -124,7 +137,11 @@ def record_passes(config: RunConfig) -> list[list[Passes]]:
     found = []
     for pp in range(config.parallel.pp):
         comm = Recording(0, config.parallel.tp)
-        tp = TensorParallel(comm, pieces=config.parallel.tp_pieces)
+        tp = TensorParallel(
+            comm,
+            pieces=config.parallel.tp_pieces,
+            keeps_whole=config.parallel.tp_keep == "whole",
+        )
         chunks, _ = build_model(config, Coordinates(tp=0, pp=pp, dp=0), tp, torch.device("cpu"))
         found.append([_passes_of(chunk, comm, config) for chunk in chunks])
     return found
@@ -148,12 +165,25 @@ def _once(chunk: Chunk, comm: Recording, size: int, *, is_split: bool) -> Passes
 
     def forward() -> None:
         given = tokens if chunk.is_first else x
-        made.append(chunk.forward(given, tokens, torch.ones_like(tokens), borders=borders))
+        made.append(
+            chunk.forward(
+                given,
+                tokens,
+                torch.ones_like(tokens),
+                borders=borders,
+                before_bucket=partial(comm.note, "before_bucket"),
+            )
+        )
+
+    def backward() -> None:
+        chunk.backward(
+            made[0], grad, weight=not is_split, after_bucket=partial(comm.note, "after_bucket")
+        )
 
     grad = None if chunk.is_last else x
     passes = {"forward": comm.record(forward)}
     name = "backward_input" if is_split else "backward"
-    passes[name] = comm.record(lambda: chunk.backward(made[0], grad, weight=not is_split))
+    passes[name] = comm.record(backward)
     if is_split:
         passes["backward_weight"] = comm.record(lambda: chunk.backward_weight(made[0]))
     return passes

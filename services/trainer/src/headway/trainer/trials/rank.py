@@ -13,11 +13,13 @@ import torch
 from headway.common.node.files import replace_file
 from headway.dataloader.client import DataClient
 from headway.trainer.comm.channel import Channels
+from headway.trainer.comm.ctas import Ctas
 from headway.trainer.comm.groups import Groups, build
 from headway.trainer.comm.store import StoreEndpoint
 from headway.trainer.config import RunConfig
 from headway.trainer.data.batches import BatchSource, DataFactory, NumpyBatch, Split
 from headway.trainer.device.choose import take_device
+from headway.trainer.device.deterministic import make_deterministic
 from headway.trainer.session.hooks import StepHooks, StepResult
 from headway.trainer.session.session import Session
 from headway.trainer.trials.order import Outcome
@@ -53,6 +55,8 @@ def train(config: RunConfig, place: Place) -> Outcome:
         RuntimeError: a peer failed.
     """
     torch.set_num_threads(config.launch.threads_per_rank)
+    if config.train.deterministic:
+        make_deterministic()
     on_gpu = config.train.device == "gpu"
     device = take_device(place.rank) if on_gpu else torch.device("cpu")
     meter = MemoryMeter(device)
@@ -110,7 +114,8 @@ def _groups(config: RunConfig, place: Place, device: torch.device) -> Groups:
         first_timeout_s=config.recovery.first_step_timeout_s,
         join_timeout_s=config.limits.join_timeout_s,
         device=device,
-        joins_ends=config.model.architecture.tied,
+        joins_ends=config.exchanges_table,
+        ctas=Ctas.of(config.parallel),
     )
 
 
@@ -131,8 +136,9 @@ def _data(config: RunConfig, place: Place) -> DataFactory:
     def make(split: Split, start: int, generation: int, fingerprint: str) -> BatchSource:
         dp_rank = config.parallel.grid.coordinates(place.rank).dp
         if place.passes is not None:
-            cycle = config.train.eval_batches * config.train.global_batch_size
-            return _Blank(config, dp_rank, cycle if split == "validation" else 0)
+            return _Blank(
+                config, dp_rank, config.train.eval_batches if split == "validation" else 0
+            )
         readers = data_readers(config, place.rank) if place.endpoint else [place.rank]
         spec = replica_stream(config, split, start, generation, dp_rank, len(readers), fingerprint)
         return DataClient(
@@ -157,7 +163,7 @@ class _BlankBatch:
 class _Blank:
     """Batches of token 0, which a stand-in does not look at; every label counts.
 
-    ``cycle`` is the number of samples after which they begin anew, 0 for never.
+    They begin anew after ``cycle`` global batches, 0 for never.
     """
 
     fingerprint = "stand-in"
@@ -166,15 +172,19 @@ class _Blank:
         size, seq_len = config.train.micro_batch_size, config.model.seq_len
         self._tokens = np.zeros((size, seq_len), np.int32)
         self._mask = np.ones((size, seq_len), np.uint8)
-        self._sample, self._stride = dp_rank * size, config.parallel.dp * size
-        self._cycle = cycle
+        self._batch_size, self._dp = config.train.global_batch_size, config.parallel.dp
+        self._dp_rank, self._size, self._cycle = dp_rank, size, cycle
+        self._count = config.micro_batches_of(self._batch_size, dp_rank)
+        self._taken = 0
 
     def next(self, abort: Callable[[], bool] | None = None) -> NumpyBatch:
         """The next micro-batch."""
         del abort
-        sample, self._sample = self._sample, self._sample + self._stride
+        batch, local = divmod(self._taken, self._count)
+        self._taken += 1
         if self._cycle:
-            sample %= self._cycle
+            batch %= self._cycle
+        sample = batch * self._batch_size + (local * self._dp + self._dp_rank) * self._size
         return _BlankBatch(self._tokens, self._tokens, self._mask, sample)
 
     def close(self) -> None:

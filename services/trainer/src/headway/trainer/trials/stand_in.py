@@ -15,11 +15,22 @@ from typing import Any
 
 import torch
 from headway.trainer.comm.interface import Ticket
+from headway.trainer.model.buckets import BucketHook
 from headway.trainer.model.chunk import Chunk, Forward
 from headway.trainer.trials.passes import Moment, Pass, Passes
 
 LEAST_SLEEP_S = 2e-4
 """Shorter computations are slept together with the next ones: waking up takes some 50 us."""
+
+
+class _Played(Forward):
+    """A forward that was played, and what is called behind the buckets of its backward."""
+
+    __slots__ = ("after_bucket",)
+
+    def __init__(self, output: torch.Tensor) -> None:
+        super().__init__(output, None)
+        self.after_bucket: BucketHook | None = None
 
 
 class SleepingChunk:
@@ -33,31 +44,38 @@ class SleepingChunk:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._chunk, name)
 
-    def forward(self, x: torch.Tensor, *_: Any, **__: Any) -> Forward:
+    def forward(
+        self, x: torch.Tensor, *_: Any, before_bucket: BucketHook = lambda _: None, **__: Any
+    ) -> Forward:
         """Play the pass; the output is zero."""
         del x
-        self._play(self._passes["forward"])
+        self._play(self._passes["forward"], before_bucket)
         output = torch.zeros((), dtype=torch.float64) if self._chunk.is_last else self._activation()
-        return Forward(output, None)
+        return _Played(output)
 
     def backward(
-        self, fwd: Forward, grad_output: torch.Tensor | None = None, *, weight: bool = True
+        self,
+        fwd: _Played,
+        grad_output: torch.Tensor | None = None,
+        *,
+        weight: bool = True,
+        after_bucket: BucketHook | None = None,
     ) -> torch.Tensor | None:
         """Play the pass; the gradient is zero, None on the first stage."""
-        del fwd, grad_output
-        self._play(self._passes["backward" if weight else "backward_input"])
+        del grad_output
+        fwd.after_bucket = after_bucket
+        self._play(self._passes["backward" if weight else "backward_input"], after_bucket)
         return None if self._chunk.is_first else self._activation()
 
-    def backward_weight(self, fwd: Forward) -> None:
+    def backward_weight(self, fwd: _Played) -> None:
         """Play the pass."""
-        del fwd
-        self._play(self._passes["backward_weight"])
+        self._play(self._passes["backward_weight"], fwd.after_bucket)
 
     def _activation(self) -> torch.Tensor:
         shape, dtype = self._chunk.activation_shape(self._size), self._chunk.precision.param_dtype
         return torch.zeros(shape, dtype=dtype)
 
-    def _play(self, moments: Pass) -> None:
+    def _play(self, moments: Pass, at_bucket: BucketHook | None) -> None:
         calls: dict[int, Ticket] = {}
         number = 0
         for moment in moments:
@@ -66,6 +84,9 @@ class SleepingChunk:
             elif moment.kind == "wait":
                 if moment.call in calls:
                     calls.pop(moment.call).wait()
+            elif moment.kind in ("before_bucket", "after_bucket"):
+                if at_bucket is not None:
+                    at_bucket(moment.call)
             else:
                 calls[number] = self._issue(moment)
                 number += 1
