@@ -79,12 +79,15 @@ def run(
     either one cancels the launch and cleans up.
     """
     from headway.common.config import load
+    from headway.console.folder.older_version import implied
     from headway.trainer.config import RunConfig
 
+    given: list[str] = []
     if not config.is_file() and (runs_dir / config / "config.toml").exists():
         config, name = runs_dir / config / "config.toml", name or config.name  # a run's name
+        given = implied(config)
     shortcuts = {"nodes": nodes, "ranks_per_node": ranks_per_node, "spares": spares}
-    given = [f"launch.{key}={value}" for key, value in shortcuts.items() if value is not None]
+    given += [f"launch.{key}={value}" for key, value in shortcuts.items() if value is not None]
     settings = [*given, *(overrides or [])]
     resolved = load(RunConfig, [config], settings)
     if dry_run:

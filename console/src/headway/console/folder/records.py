@@ -13,6 +13,7 @@ from headway.common.errors import CorruptError, InputError
 from headway.common.node.files import replace_json
 from headway.common.node.run_dir import RunDir
 from headway.common.polling import wait_until
+from headway.console.folder.older_version import implied
 from headway.console.folder.presence import TAKEOVER_S, Observer, Presence
 from headway.console.folder.starting import Starter, starter_of
 from headway.console.hints import hint, resume_command
@@ -67,7 +68,8 @@ class RunRecords:
         key = (file.st_mtime_ns, file.st_ino) if file is not None else (0, 0)
         parsed = self._parsed
         if parsed is None or parsed[0] != key:
-            parsed = self._parsed = (key, load(RunConfig, files=[self.folder.config]))
+            own = self.folder.config
+            parsed = self._parsed = (key, load(RunConfig, files=[own], overrides=implied(own)))
         return parsed[1]
 
     @property

@@ -13,6 +13,7 @@ from headway.common.config import load
 from headway.common.errors import InputError
 from headway.common.node.run_dir import RunDir, new_run_id
 from headway.console.folder.claim import check_name, check_resumable, keep_config
+from headway.console.folder.older_version import implied
 from headway.console.folder.records import RunRecords
 from headway.console.hints import refuse_elsewhere
 from headway.controller.client import inherit
@@ -45,7 +46,8 @@ def fork(parent: RunRecords, name: str, *, step: int | None, changes: Sequence[s
     """Make run ``name`` beside ``parent`` and return its folder; see ``Steering.fork``."""
     check_name(name)
     refuse_elsewhere(parent.path)
-    config = load(RunConfig, [parent.folder.config], list(changes))
+    own = parent.folder.config
+    config = load(RunConfig, [own], [*implied(own), *changes])
     check_resumable(parent, config)
     info = checkpoint_of(parent.folder.checkpoints, step)
     path = parent.path.parent / name
