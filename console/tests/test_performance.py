@@ -193,6 +193,35 @@ def test_hidden_communication_is_what_nobody_waited_for() -> None:
     assert communication(actions.clear()).is_empty()
 
 
+def test_a_pass_is_shorter_by_the_wait_for_a_bucket_within_it() -> None:
+    """Two buckets: the second one's parameters are waited for when its layers are reached."""
+    gather, reduce = Kind.ALL_GATHER, Kind.REDUCE_SCATTER
+    rows = [
+        (Kind.STEP, 0, 0, 100, 0, -1, 0), (gather, 0, 0, 1, 0, 0, 0), (gather, 0, 1, 2, 0, 1, 0),
+        (gather, 0, 2, 3, WAITING, 0, 0), (Kind.FORWARD, 0, 3, 43, 0, 0, 0),
+        (gather, 0, 13, 33, WAITING, 1, 0), (Kind.BACKWARD, 0, 43, 83, 0, 0, 0),
+        (reduce, 0, 60, 61, 0, 1, 0), (reduce, 0, 83, 84, 0, 0, 0),
+        (reduce, 0, 84, 85, WAITING, 1, 0), (reduce, 0, 85, 95, WAITING, 0, 0),
+    ]  # fmt: skip
+    made = np.zeros(len(rows), RECORD)
+    for number, (kind, step, start, end, flags, place, chunk) in enumerate(rows):
+        made[number]["kind"], made[number]["step"], made[number]["flags"] = kind, step, flags
+        made[number]["start_ns"], made[number]["end_ns"] = start * MS, end * MS
+        made[number]["sequence"], made[number]["nbytes"] = number, 1 << 20
+        made[number]["micro_batch"], made[number]["chunk"] = place, chunk
+    events = pl.concat([frame(0, rank, made) for rank in (0, 1)])
+    actions = step_actions(events, Grid(dp=2))
+    mine = actions.filter(pl.col("rank") == 0)
+    (forward,) = mine.filter(pl.col("action") == "FORWARD").to_dicts()
+    assert forward["own_ns"] == 20 * MS
+    waits = mine.filter((pl.col("action") == gather.name) & pl.col("waiting"))
+    assert waits["own_ns"].to_list() == [1 * MS, 20 * MS]
+    assert mine["own_ns"].sum() == 95 * MS, "they add up"
+    found = {row["communication"]: row for row in communication(actions).to_dicts()}
+    assert found["parameters (all-gather)"]["num_per_step"] == 2.0
+    assert found["gradients (reduce-scatter)"]["mib_per_step"] == 2.0
+
+
 def test_one_rank_communicates_with_nobody() -> None:
     rows = [
         (Kind.STEP, 0, 0, 10),

@@ -71,11 +71,35 @@ def label() -> pl.Expr:
 
 
 def _with_own(actions: pl.DataFrame) -> pl.DataFrame:
-    """Records of a rank follow each other; should two overlap, the later one counts from there."""
+    """Records of a rank follow each other; should two overlap, the later one counts from there.
+
+    A pass that waits for the parameters of its later layers has that wait within it, and is shorter
+    by it; that is seen on the host only, since a device may do a pass while the host is behind it.
+    """
     ordered = actions.sort("rank", "start_ns", "sequence")
     covered = pl.col("end_ns").cum_max().shift(1).over(STEP_KEY)
     begin = pl.max_horizontal("start_ns", covered.fill_null(0))
-    return ordered.with_columns((pl.col("end_ns") - begin).clip(0).alias("own_ns"))
+    is_within = pl.col("waiting") & pl.col("action").is_in(COLLECTIVES)
+    is_within &= pl.col("end_ns") <= covered.fill_null(0)
+    is_on_host = pl.when(is_compute()).then(pl.col("device") == 0).forward_fill().over(STEP_KEY)
+    is_within &= is_on_host.fill_null(value=False)
+    whole = pl.col("end_ns") - pl.col("start_ns")
+    own = pl.when("is_within").then(whole).otherwise((pl.col("end_ns") - begin).clip(0))
+    spent_within = pl.when("is_within").then(whole).otherwise(0).sum()
+    spent_within = spent_within.over([*STEP_KEY, "pass"])
+    return (
+        ordered.with_columns(
+            is_within.alias("is_within"), is_compute().cum_sum().over(STEP_KEY).alias("pass")
+        )
+        .with_columns(own.alias("own_ns"), spent_within.alias("spent_within"))
+        .with_columns(
+            pl.when(is_compute())
+            .then(pl.col("own_ns") - pl.col("spent_within"))
+            .otherwise("own_ns")
+            .alias("own_ns")
+        )
+        .drop("is_within", "pass", "spent_within")
+    )
 
 
 def _with_late(actions: pl.DataFrame, grid: Grid) -> pl.DataFrame:
@@ -128,8 +152,8 @@ def _receivers(schema: pl.Schema, grid: Grid) -> pl.DataFrame:
 
 
 def _issued(actions: pl.DataFrame) -> pl.DataFrame:
-    """When the last replica issued each collective of a chunk."""
-    group = ["generation", "step", "action", "chunk", "pp_rank", "tp_rank"]
+    """When the last replica issued each collective of a bucket."""
+    group = ["generation", "step", "action", "chunk", "micro_batch", "pp_rank", "tp_rank"]
     issues = actions.filter(pl.col("action").is_in(COLLECTIVES) & ~pl.col("waiting"))
     return _of_last(issues, group)
 

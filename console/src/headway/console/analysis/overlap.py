@@ -53,7 +53,7 @@ def communication(actions: pl.DataFrame) -> pl.DataFrame:
 
 def _collectives(actions: pl.DataFrame) -> pl.DataFrame:
     """Issue and wait of each collective joined."""
-    key = [*STEP_KEY, "action", "chunk"]
+    key = [*STEP_KEY, "action", "chunk", "micro_batch"]  # the last is the bucket here
     mine = actions.filter(pl.col("action").is_in(COLLECTIVES))
     waits = mine.filter("waiting").select(
         *key, pl.col("end_ns").alias("taken_ns"), (pl.col("own_ns") - pl.col("late_ns")).alias("w")

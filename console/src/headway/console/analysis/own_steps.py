@@ -78,7 +78,7 @@ def _parts(row: Row, grid: Grid) -> Iterator[tuple[Hashable, bool, bool]]:
         if row["waiting"]:
             yield (_RECEIVES[action], row["rank"], *number), False, True
     elif action in COLLECTIVES:
-        of = (action, row["pp_rank"], row["tp_rank"], row["chunk"])
+        of = (action, row["pp_rank"], row["tp_rank"], *number)  # which are chunk and bucket
         yield of, not row["waiting"], row["waiting"]
     else:
         yield (action,), True, True

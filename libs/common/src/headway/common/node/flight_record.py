@@ -19,7 +19,7 @@ RECORD = np.dtype(
         ("kind", "u1"),  # plan.schedule.actions.Kind
         ("chunk", "u1"),
         ("flags", "<u2"),  # WAITING, BROKEN, ON_DEVICE, ABORTED
-        ("micro_batch", "<i4"),  # -1 = none
+        ("micro_batch", "<i4"),  # or the bucket of a collective; -1 = none
         ("step", "<i4"),  # -1 = none
         ("generation", "<u4"),
         ("peer", "<i2"),  # -1 = none

@@ -8,6 +8,7 @@ from headway.health.detectors.episodes import Episodes, Key, Since, fact
 ENDED = frozenset({"gone", "Z", "X", "x"})
 STOPPED = frozenset({"T"})
 """Not ``t``: a process held by a debugger or profiler continues when released."""
+_OF_BUCKETS = frozenset({"ALL_GATHER", "REDUCE_SCATTER"})
 PROCESS_KINDS = frozenset({"crash", "stopped", "silence"})
 """Kinds of one worker's episode; each may become the next worse one."""
 
@@ -78,8 +79,9 @@ def _last_words(worker: WorkerSignals) -> tuple[Evidence, ...]:
 
 def describe_action(worker: WorkerSignals) -> str:
     """A rank's position, for people."""
+    noun = "bucket" if worker.open_kind in _OF_BUCKETS else "micro-batch"
     where = (
-        f"{worker.open_kind} of micro-batch {worker.open_micro_batch}"
+        f"{worker.open_kind} of {noun} {worker.open_micro_batch}"
         if worker.open_kind
         else "between actions"
     )

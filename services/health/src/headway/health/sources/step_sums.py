@@ -109,7 +109,8 @@ def _times_ns(
 def _nested(records: npt.NDArray[Any], inside: Ints, spent_ns: Ints) -> Ints:
     """For each pass, how long it waited for parameters or gradients before it had ended.
 
-    A pass waits for those of its later layers only when it gets there.
+    A pass waits for those of its later layers only when it gets there. Whether a wait lies in a
+    pass is seen on the host: a device may do the pass while the host waits behind it.
     """
     kinds, start_ns = records["kind"][inside], records["start_ns"][inside].astype(np.int64)
     is_wait = records["flags"][inside] & WAITING > 0
@@ -119,7 +120,7 @@ def _nested(records: npt.NDArray[Any], inside: Ints, spent_ns: Ints) -> Ints:
     found = np.zeros_like(spent_ns)
     place = np.searchsorted(passes, waits) - 1  # a record is behind those that it lies in
     waits, place = waits[place >= 0], passes[place[place >= 0]]
-    is_within = start_ns[waits] < start_ns[place] + spent_ns[place]
+    is_within = start_ns[waits] < records["end_ns"][inside].astype(np.int64)[place]
     np.add.at(found, place[is_within], spent_ns[waits[is_within]])
     return found
 

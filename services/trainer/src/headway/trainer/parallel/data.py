@@ -9,6 +9,7 @@ order: if one is off, the same call is waited for at once.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
 
 from headway.common.node.failpoints import damage_at, failpoint
 from headway.common.node.flight_record import WAITING
@@ -21,20 +22,21 @@ from headway.trainer.state.flat import FlatChunk
 class DataParallel:
     """The collectives of one generation over ``flats``, the buckets of this rank's chunks.
 
-    ``chunks`` has the chunk of each. A bucket's number counts over all chunks.
+    A bucket's number counts over all chunks. ``names`` has the chunk of each and its number there,
+    -1 if it is the only one: what its records have as chunk and micro-batch.
     """
 
     def __init__(
         self,
         flats: Sequence[FlatChunk],
-        chunks: Sequence[int],
+        names: Sequence[tuple[int, int]],
         comm: Comm,
         recorder: Recorder,
         *,
         overlap_gather: bool,
         overlap_reduce: bool,
     ) -> None:
-        self._flats, self._chunks = flats, chunks
+        self._flats, self._names = flats, names
         self._comm, self._recorder = comm, recorder
         self._overlap_gather, self._overlap_reduce = overlap_gather, overlap_reduce
         self._gathers: dict[int, Ticket] = {}
@@ -53,9 +55,7 @@ class DataParallel:
             self._complete.remove(bucket)
             return
         flat = self._flats[bucket]
-        with self._recorder.record(
-            Kind.ALL_GATHER, step=step, chunk=self._chunks[bucket], nbytes=flat.params.nbytes
-        ) as sequence:
+        with self._record(Kind.ALL_GATHER, bucket, step, nbytes=flat.params.nbytes) as sequence:
             ticket = self._comm.all_gather(flat.params, flat.param_shard)
             self._recorder.name(sequence, ticket.collective)
         self._gathers[bucket] = ticket
@@ -84,9 +84,7 @@ class DataParallel:
         damage = damage_at("worker.reduce", step=step)
         if damage == "mismatch":
             grads, shard = grads[: -self._comm.size], shard[:-1]
-        with self._recorder.record(
-            Kind.REDUCE_SCATTER, step=step, chunk=self._chunks[bucket], nbytes=grads.nbytes
-        ) as sequence:
+        with self._record(Kind.REDUCE_SCATTER, bucket, step, nbytes=grads.nbytes) as sequence:
             is_skipped = damage == "skip"
             ticket = Done() if is_skipped else self._comm.reduce_scatter(shard, grads)
             self._recorder.name(sequence, ticket.collective)
@@ -103,8 +101,11 @@ class DataParallel:
         self._wait(Kind.REDUCE_SCATTER, bucket, step, self._reduces.pop(bucket))
 
     def _wait(self, kind: Kind, bucket: int, step: int, ticket: Ticket) -> None:
-        name = ticket.collective
-        with self._recorder.record(
-            kind, step=step, chunk=self._chunks[bucket], flags=WAITING, collective=name
-        ):
+        with self._record(kind, bucket, step, flags=WAITING, collective=ticket.collective):
             ticket.wait()
+
+    def _record(
+        self, kind: Kind, bucket: int, step: int, **more: int
+    ) -> AbstractContextManager[int]:
+        chunk, number = self._names[bucket]
+        return self._recorder.record(kind, step=step, chunk=chunk, micro_batch=number, **more)

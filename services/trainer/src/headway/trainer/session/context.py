@@ -75,7 +75,11 @@ class StepContext:
         parallel = self.config.parallel
         return DataParallel(
             self.flats,
-            [number for number, chunk in enumerate(self.chunks) for _ in chunk.buckets],
+            [
+                (number, bucket if len(chunk.buckets) > 1 else -1)
+                for number, chunk in enumerate(self.chunks)
+                for bucket in range(len(chunk.buckets))
+            ],
             self.groups["dp"],
             self.recorder,
             overlap_gather=parallel.overlap_param_gather,
