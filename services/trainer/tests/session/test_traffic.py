@@ -37,6 +37,9 @@ LAYOUTS: list[Layout] = [
     ("tp2xpp2", {"schedule": "zb-h1"}, {}, {}),
     ("tp2xpp2", {"schedule": "zb-h1"}, {"block": "parallel"}, {}),
     ("tp2xpp2", {"schedule": "zb-h1"}, FAMILIES["neox"], {}),
+    ("tp2xpp2", {"schedule": "zb-v"}, {}, {}),
+    ("pp2xdp2", {"schedule": "zb-v"}, FAMILIES["tied llama"], {}),
+    ("tp2", {"tp_keep": "whole"}, {}, {}),
     ("tp2", {}, {"block": "parallel"}, {"recompute": "full"}),
     ("tp2", {}, FAMILIES["neox"], {"recompute": "selective"}),
     ("tp2", {}, FAMILIES["gpt2"], {"recompute": "full", "recompute_layers": [1]}),
@@ -87,9 +90,9 @@ def sent_in_a_step(config: RunConfig, monkeypatch: pytest.MonkeyPatch) -> dict[s
 
     monkeypatch.setattr(GroupLine, "enter", counting)
     words = [memoryview(bytearray(TABLE_BYTES)).cast("Q") for _ in range(grid.world_size)]
-    tables, is_tied = [GroupTable(one) for one in words], config.model.architecture.tied
+    tables = [GroupTable(one) for one in words]
     found: Counter[str] = Counter()
-    for counted in over_gloo(grid, member, tables, joins_ends=is_tied):
+    for counted in over_gloo(grid, member, tables, joins_ends=config.exchanges_table):
         for kind, size in counted.items():
             found[LANES.get(kind, kind.name.lower())] += size
     return dict(found)
@@ -103,7 +106,7 @@ def test_a_step_sends_the_bytes_that_its_layout_says(
     train: dict[str, Any],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    parallel = {**GRIDS[grid], **parallel}
+    parallel = {**GRIDS[grid], "buckets": 1, **parallel}
     settings = small_run("fp32", parallel=parallel, world_size=math.prod(GRIDS[grid].values()))
     settings["model"] |= model
     settings["train"] |= {"eval_every": 0, **train}

@@ -3,7 +3,8 @@
 A collective counts as a ring in rank order, in which each rank sends to the next and the last to
 the first: (n - 1) / n of the whole tensor per gather or reduce-scatter of n ranks (Patarasuk and
 Yuan, J. Parallel Distrib. Comput. 69 (2009), section 3). Left out are what not every step does
-(evaluation, snapshots, comparisons of replicas) and the few sums of LAMB.
+(evaluation, snapshots, comparisons of replicas), the few sums of LAMB, the sums of heads of keys
+and values that ranks share, and the padding of each bucket beyond a chunk's first.
 """
 
 from __future__ import annotations
@@ -91,8 +92,9 @@ def step_traffic(shape: MemoryShape) -> Traffic:
     ]
     sends = Counter((pp, a.peer) for pp in every for a in order.ranks[pp] if a.kind in SENDS)
     lanes = [Lane("pipeline", *ends, n * shape.sizes.piece) for ends, n in sorted(sends.items())]
-    if shape.model.tied and grid.pp > 1:
-        table, last = shape.model.table_rows * shape.model.hidden // grid.tp, grid.pp - 1
+    first, last = grid.stage_map.ends
+    if shape.model.tied and first != last:
+        table = shape.model.table_rows * shape.model.hidden // grid.tp
         lanes.append(Lane("tied table", 0, last, table * shape.sizes.param))
         lanes.append(Lane("tied table", last, 0, table * shape.sizes.master))
     return Traffic(grid, tuple(rings), tuple(lanes))
@@ -118,7 +120,7 @@ def bytes_by_link(
 def _data_parallel(shape: MemoryShape, pp: int) -> int:
     """The gather of parameters and the reduce-scatter of gradients, of all chunks."""
     grid, sizes = shape.grid, shape.sizes
-    numel = sum(shape.numel(chunk * grid.pp + pp) for chunk in range(grid.vp))
+    numel = sum(map(shape.numel, grid.stage_map.stages_of(pp, grid.vp)))
     return (grid.dp - 1) * numel // grid.dp * (sizes.param + sizes.master)
 
 
@@ -127,10 +129,11 @@ def _tensor_parallel(shape: MemoryShape, pp: int, order: Schedule) -> int:
     grid = shape.grid
     if grid.tp == 1:
         return 0
-    passes = [_passes(shape, chunk * grid.pp + pp) for chunk in range(grid.vp)]
+    stages = grid.stage_map.stages_of(pp, grid.vp)
+    passes = [_passes(shape, stage) for stage in stages]
     total = sum(passes[action.chunk].get(action.kind, 0) for action in order.ranks[pp])
-    for chunk in range(grid.vp):
-        nbytes = shape.replicated_numel(chunk * grid.pp + pp) * shape.sizes.master
+    for stage in stages:
+        nbytes = shape.replicated_numel(stage) * shape.sizes.master
         total += 2 * (grid.tp - 1) * nbytes // grid.tp
     return total
 
