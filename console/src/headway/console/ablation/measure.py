@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+import itertools
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Protocol
 
@@ -66,24 +68,26 @@ def ablate(
     if rounds < 1:
         raise InputError(f"--rounds {rounds} is below 1", remedy="use 5")
     ladder = climb(file, overrides, choose(rungs), steps=steps, stand_in=stand_in)
-    folder = _new_folder(file.stem, out)
     preflight.check_torch()
-    report(ladder.device)
-    for name, why in ladder.left_out.items():
-        report(f"left out: {name} ({why})")
-    if stand_in:
-        report(STAND_IN)
-    else:
-        preflight.prepare_corpus(ladder.variants[0].config, report)
-    record = _new_record(ladder, rounds, stand_in=stand_in)
-    folder.mkdir(parents=True)
-    try:
-        with TrialRunner() as runner:
-            measure(record, ladder.variants, runner, folder, report)
-    except KeyboardInterrupt:
-        if not record.baseline.trials:
-            raise
-    return Ablation(record, folder)
+    with _new_folder(file.stem, out) as folder:
+        report(ladder.device)
+        for name, why in ladder.left_out.items():
+            report(f"left out: {name} ({why})")
+        if stand_in:
+            report(STAND_IN)
+        else:
+            preflight.prepare_corpus(ladder.variants[0].config, report)
+        record = _new_record(ladder, rounds, stand_in=stand_in)
+        try:
+            with TrialRunner() as runner:
+                measure(record, ladder.variants, runner, folder, report)
+        except (KeyboardInterrupt, HeadwayError) as error:
+            if not record.baseline.trials:
+                raise
+            if isinstance(error, HeadwayError):
+                report(f"what was measured until then is in {folder}")
+                raise
+        return Ablation(record, folder)
 
 
 def measure(
@@ -126,17 +130,39 @@ def measure(
         record.interrupted = False
     finally:
         record.took_s = round(time.monotonic() - began_s, 1)
-        record.write(folder)
+        if record.baseline.trials:
+            record.write(folder)
 
 
-def _new_folder(name: str, out: str | Path | None) -> Path:
-    """The folder of the results, which is not made yet."""
+@contextlib.contextmanager
+def _new_folder(name: str, out: str | Path | None) -> Iterator[Path]:
+    """A new folder of the results, which is removed if nothing was written to it."""
+    folder = _claimed(name, out)
+    try:
+        yield folder
+    finally:
+        with contextlib.suppress(OSError):
+            folder.rmdir()
+
+
+def _claimed(name: str, out: str | Path | None) -> Path:
+    """Made at once: another command on the same file takes another one."""
     if out is not None:
-        if Path(out).exists():
-            raise InputError(f"--out {out} exists", remedy="choose a folder that does not exist")
+        try:
+            Path(out).mkdir(parents=True)
+        except FileExistsError:
+            remedy = "choose a folder that does not exist"
+            raise InputError(f"--out {out} exists", remedy=remedy) from None
+        except OSError as error:
+            remedy = "choose a folder that you may write to"
+            raise InputError(f"--out {out}: {error.strerror}", remedy=remedy) from None
         return Path(out)
-    numbered = (FOLDER / (f"{name}-{n}" if n > 1 else name) for n in range(1, 1 << 20))
-    return next(path for path in numbered if not path.exists())
+    for number in itertools.count(1):
+        folder = FOLDER / (f"{name}-{number}" if number > 1 else name)
+        with contextlib.suppress(FileExistsError):
+            folder.mkdir(parents=True)
+            return folder
+    raise AssertionError("numbers do not end")
 
 
 def _new_record(ladder: Ladder, rounds: int, *, stand_in: bool) -> Record:

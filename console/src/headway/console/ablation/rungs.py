@@ -88,12 +88,17 @@ def _one(axis: str) -> Callable[[RunConfig], str]:
     return lambda config: f"{key} is 1" if value_of(config, key) == 1 else ""
 
 
+def _is_own(config: RunConfig) -> str:
+    own = config.model.architecture.own_block
+    return "" if own is None else "model.block is your own, neither serial nor parallel"
+
+
 def _is_lamb(config: RunConfig) -> str:
     return "optim.name is lamb, whose lr is not AdamW's" if config.optim.name == "lamb" else ""
 
 
 RUNGS = (
-    Rung("block", "parallel block", (Switch("model.block", "serial", "parallel"),)),
+    Rung("block", "parallel block", (Switch("model.block", "serial", "parallel"),), _is_own),
     Rung(
         "window",
         "sliding window",
