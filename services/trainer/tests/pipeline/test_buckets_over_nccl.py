@@ -87,11 +87,13 @@ class Collectives:
 def run(schedule: Schedule, replica: int, stage: int) -> tuple[Trace, Collectives]:
     """One rank's step."""
     pp, trace = schedule.pp, Trace()
-    pipe = Factory(trace, wraps=schedule.vp > 1).pipe(
+    wraps = schedule.vp > 1 and not schedule.is_v
+    pipe = Factory(trace, wraps=wraps, is_v=schedule.is_v).pipe(
         "pp", range(replica * pp, (replica + 1) * pp), replica * pp + stage
     )[1]
     collectives = Collectives(trace, replica, stage, pp)
-    chunks = [BucketChunk(c * pp + stage, schedule.num_stages) for c in range(schedule.vp)]
+    stages = schedule.stage_map.stages_of(stage, schedule.vp)
+    chunks = [BucketChunk(one, schedule.num_stages) for one in stages]
 
     def last_bucket(_: Any, action: Action) -> None:
         collectives.reduce(action.chunk, 0)

@@ -71,7 +71,7 @@ def planned_counts(config: RunConfig, rank: int) -> dict[int, int]:
 
 def _buckets(config: RunConfig, pp: int, action: Action) -> int:
     """A chunk has one at least, and no more than it has layers."""
-    layers = len(config.stages[action.chunk * config.parallel.grid.pp + pp])
+    layers = len(config.stages[config.parallel.grid.stage_map.stage(pp, action.chunk)])
     return max(1, min(layers, config.parallel.num_buckets))
 
 

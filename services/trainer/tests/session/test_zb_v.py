@@ -17,7 +17,7 @@ from headway.common.plan.memory import predict_all
 from headway.testkit.trainer.gloo_threads import over_gloo
 from headway.testkit.trainer.layouts import BARS, small_run
 from headway.testkit.trainer.synthetic import synthetic
-from headway.testkit.trainer.training import assemble, distance
+from headway.testkit.trainer.training import assemble, distance, piece_key
 from headway.trainer.comm.groups import Groups
 from headway.trainer.config import RunConfig
 from headway.trainer.config.memory import memory_shape
@@ -79,7 +79,7 @@ def train(config: RunConfig) -> list[Found]:
                 if entry["field"] == "master":
                     start = entry["offset"] // state.itemsize
                     stop = start + entry["flat_stop"] - entry["flat_start"]
-                    found.pieces[f"param/{entry['name']}"] = state[start:stop].copy()
+                    found.pieces[piece_key("param", entry)] = state[start:stop].copy()
         session.leave()
         return found
 

@@ -240,7 +240,7 @@ def assemble(reports: Sequence[Mapping[str, Array]], kind: str) -> dict[str, Arr
             if entry["tp_dim"] is not None:
                 shape[entry["tp_dim"]] //= entry["tp_size"]
             shapes[name] = entry
-            piece = report[_key(kind, entry)]
+            piece = report[piece_key(kind, entry)]
             key = (name, tp_rank)
             if key not in local:
                 local[key] = np.zeros(int(np.prod(shape)), piece.dtype).reshape(shape)
@@ -256,7 +256,8 @@ def assemble(reports: Sequence[Mapping[str, Array]], kind: str) -> dict[str, Arr
     return {name: _whole(name, entry, local) for name, entry in shapes.items()}
 
 
-def _key(kind: str, entry: Mapping[str, Any]) -> str:
+def piece_key(kind: str, entry: Mapping[str, Any]) -> str:
+    """The name of a tensor's piece in a rank's report."""
     return f"{kind}/{entry['name']}/{entry['flat_start']}"
 
 
@@ -325,7 +326,7 @@ def _report(path: Path, session: Session, journal: Journal) -> None:
             entries.append(entry)
             start = entry["offset"] // flat.state.element_size()
             where = slice(start, start + entry["flat_stop"] - entry["flat_start"])
-            arrays[_key("param", entry)] = flat.master.cpu().numpy()[where]
+            arrays[piece_key("param", entry)] = flat.master.cpu().numpy()[where]
             if journal.grads:
-                arrays[_key("grad", entry)] = journal.grads[index][where]
+                arrays[piece_key("grad", entry)] = journal.grads[index][where]
     np.savez(path, layout=json.dumps(entries), **arrays)
