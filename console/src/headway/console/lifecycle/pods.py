@@ -72,6 +72,8 @@ def for_pods(config: RunConfig, pods: KubernetesConfig) -> RunConfig:
         )
     if train.dtype == "auto":
         train = dataclasses.replace(train, dtype="bf16" if train.device == "gpu" else "fp32")
+    if train.compile == "auto":
+        train = dataclasses.replace(train, compile=train.device == "gpu")
 
     def on_claim(path: str) -> str:
         return path and str(Path(pods.shared) / path)

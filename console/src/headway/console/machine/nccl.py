@@ -11,8 +11,12 @@ from headway.console.machine.doctor import Finding
 from headway.trainer.client import NcclSetting, nccl_adapters, nccl_retries, nccl_settings
 from headway.trainer.config import ParallelConfig, RunConfig
 
-CTAS = ("NCCL_MAX_CTAS", "NCCL_MAX_NCHANNELS", "NCCL_CTA_POLICY")
-"""Variables that override the limits of every communicator."""
+CTAS = {
+    "NCCL_MAX_CTAS": "pair_ctas",
+    "NCCL_MAX_NCHANNELS": "pair_ctas",
+    "NCCL_CTA_POLICY": "cta_policy",
+}
+"""Variables that override a limit of every communicator, with the setting of ``[parallel]``."""
 SYSFS, ETC = Path("/sys"), Path("/etc/nccl.conf")
 
 
@@ -61,10 +65,10 @@ def _profile(parallel: ParallelConfig, sysfs: Path) -> Finding:
 def _setting(one: NcclSetting, parallel: ParallelConfig) -> Finding:
     message = f"{one.value} ({one.source})"
     if one.name in CTAS:
+        key = CTAS[one.name]
         return Finding(
             "note",
-            f"{message} overrides parallel.pair_ctas={parallel.pair_ctas} and "
-            f"parallel.cta_policy={parallel.cta_policy!r}",
+            f"{message} overrides parallel.{key}={getattr(parallel, key)!r}",
             f"unset {one.name} to have collectives take the blocks that they need",
         )
     return Finding("ok", f"{message}: {one.reason}" if one.reason else message)

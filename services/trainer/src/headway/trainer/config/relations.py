@@ -22,7 +22,7 @@ def check_relations(
     """Refuse a limit that must be longer than another one and is not.
 
     NCCL has no limit for a collective, gloo has; before ``device = "auto"`` is resolved it is not
-    known which of them is used, and what only one of them needs is not checked.
+    known which of them is used: what CPUs need is not checked then, and what GPUs need is.
 
     Args:
         limits: ``RunConfig.limits``, as they are on ``device``.

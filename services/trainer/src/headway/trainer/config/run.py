@@ -181,9 +181,12 @@ class RunConfig:
     def _check_split(self) -> None:
         stages = self.parallel.pp * self.parallel.num_chunks
         if self.parallel.pp == 1 and self.model.layers < stages:
+            remedy = f"use parallel.vp={self.model.layers} or less"
+            if self.parallel.is_v:
+                remedy = "use another parallel.schedule: zb-v has two chunks"
             raise ConfigError(
                 f"parallel.vp={stages} chunks of model.layers={self.model.layers} layers",
-                remedy=f"use parallel.vp={self.model.layers} or less",
+                remedy=remedy,
             )
         counts = self.parallel.stage_layers
         if counts and (len(counts) != stages or sum(counts) != self.model.layers):
