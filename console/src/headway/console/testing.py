@@ -44,7 +44,7 @@ SMALL = RunConfig(
     model=ModelConfig(layers=2, hidden=32, heads=2, vocab_size=512, seq_len=32),
     parallel=ParallelConfig(dp=2),
     launch=LaunchConfig(nodes=1, ranks_per_node=2),
-    train=TrainConfig(steps=40, global_batch_size=4, dtype="fp32", device="cpu"),
+    train=TrainConfig(steps=40, global_batch_size=4, dtype="fp32", device="cpu", compile=False),
 )
 
 Row = tuple[int, int, float, float]
