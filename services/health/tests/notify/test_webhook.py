@@ -244,6 +244,9 @@ def test_an_answer_that_trickles_in_or_is_something_else_is_one_that_failed(
                 for place in range(0, len(answer), 8):
                     client.sendall(answer[place : place + 8])
                     time.sleep(0.01)
+                client.shutdown(socket.SHUT_WR)
+                while client.recv(1 << 16):
+                    pass  # closed with something unread, the connection would be reset
 
         thread = threading.Thread(target=trickle)
         thread.start()

@@ -14,7 +14,7 @@ from headway.trainer.config import ModelConfig
 from headway.trainer.config.architecture import PRESETS, RopeScaling
 from headway.trainer.data.batches import borders_of
 from headway.trainer.model.gpt import Recompute
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from services.trainer.tests.model.reference import initial_params, loss_sum
@@ -57,6 +57,8 @@ def models(draw: st.DrawFn) -> ModelConfig:
     mode=st.sampled_from(("none", "selective", "full")),
 )
 def test_a_drawn_model_equals_the_reference(model: ModelConfig, tp: int, mode: str) -> None:
+    rows = model.architecture.padded_vocab_size
+    assume(model.vocab_size > rows - rows // tp)  # else a run refuses it: a rank without a token
     batch = random_batch(model, 3)
     batch.tokens[0, 4] = batch.tokens[0, 9] = batch.tokens[2, 15] = 7
     borders = borders_of(batch.tokens.numpy(), model.document_end)
