@@ -154,14 +154,7 @@ class Session:
         snapshots = self._sound_snapshots()
         with self._recorder.record(Kind.RESTORE, step=step):
             if self._is_used:
-                settle(self.device)
-                flats = iter(self.flats)
-                for chunk in self.chunks:
-                    chunk.unbind()
-                    memory = [next(flats) for _ in chunk.buckets]
-                    for flat in memory:
-                        flat.renew()  # an abandoned operation may still write to the old buffers
-                    chunk.bind(*memory)
+                self._renew_memory()
             self._is_used = True
             if self._compiles and (lack := lack_for_compiling(on_gpu=self.device.type == "cuda")):
                 raise RefusedError(
@@ -202,6 +195,17 @@ class Session:
         assert self._data is not None
         self._data.fingerprints["train"] = extra.fingerprint
         self._data.fingerprints["validation"] = extra.validation_fingerprint
+
+    def _renew_memory(self) -> None:
+        """Take fresh memory: an abandoned operation may still write to the old buffers."""
+        settle(self.device)
+        flats = iter(self.flats)
+        for chunk in self.chunks:
+            chunk.unbind()
+            memory = [next(flats) for _ in chunk.buckets]
+            for flat in memory:
+                flat.renew()
+            chunk.bind(*memory)
 
     def check_layout(self, found: Mapping[str, Any], where: str) -> None:
         """Raises RefusedError, naming the first difference, unless the layout is this model's."""
