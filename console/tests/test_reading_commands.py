@@ -38,8 +38,8 @@ def test_watch_of_an_ended_run_ends_and_tells_how(fake: FakeRun, shell: Shell) -
     fake.advance(1)
     fake.finish()
     code, out, _ = shell("watch", "fake", "--json")
-    told = [json.loads(line) for line in out.splitlines()]
-    assert code == 0 and told[-1]["phase"] == "finished"
+    lines = [json.loads(line) for line in out.splitlines()]
+    assert code == 0 and lines[-1]["phase"] == "finished"
 
 
 def test_a_failed_run_makes_watch_exit_1(fake: FakeRun, shell: Shell) -> None:

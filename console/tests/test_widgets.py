@@ -199,7 +199,10 @@ def test_later_pictures_send_only_what_is_new_and_add_up_to_the_whole(
     def num_bytes() -> int:
         return sum(len(update["bars"]) for update in updates)  # type: ignore[arg-type, misc]
 
-    assert wait_until(lambda: num_bytes() >= expected, 20)
+    def num_steps() -> int:
+        return max((int(row[0]) + 1 for update in updates for row in curve_of(update)), default=0)
+
+    assert wait_until(lambda: num_bytes() >= expected and num_steps() == 5, 20)
     console.unobserve_all("update")
     numbers = [int(str(update["number"])) for update in updates]
     assert numbers == list(range(numbers[0], numbers[0] + len(numbers)))
