@@ -79,13 +79,9 @@ def run(
     either one cancels the launch and cleans up.
     """
     from headway.common.config import load
-    from headway.console.folder.older_version import implied
     from headway.trainer.config import RunConfig
 
-    given: list[str] = []
-    if not config.is_file() and (runs_dir / config / "config.toml").exists():
-        config, name = runs_dir / config / "config.toml", name or config.name  # a run's name
-        given = implied(config)
+    config, name, given = _of_run(config, name, runs_dir)
     shortcuts = {"nodes": nodes, "ranks_per_node": ranks_per_node, "spares": spares}
     given += [f"launch.{key}={value}" for key, value in shortcuts.items() if value is not None]
     settings = [*given, *(overrides or [])]
@@ -112,6 +108,16 @@ def run(
         emit(done, as_json, [f"run {started.name} is up; watch it with {started.hint('watch')}"])
         return
     raise typer.Exit(_stay(started, as_json))
+
+
+def _of_run(config: Path, name: str | None, runs_dir: Path) -> tuple[Path, str | None, list[str]]:
+    """The file and name of a run, if ``config`` is its name, and what its file leaves unsaid."""
+    own = runs_dir / config / "config.toml"
+    if config.is_file() or not own.exists():
+        return config, name, []
+    from headway.console.folder.older_version import implied
+
+    return own, name or config.name, implied(own)
 
 
 def _show(config: RunConfig, as_json: bool) -> None:
