@@ -14,7 +14,7 @@ from pathlib import Path
 
 from benchmarks.train.report import RESULTS
 
-MODULES = ("executor", "one_process", "several", "memory")
+MODULES = ("executor", "overlap", "one_process", "several", "memory")
 
 
 def main() -> int:

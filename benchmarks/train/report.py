@@ -107,6 +107,8 @@ def _line(found: Mapping[str, Any]) -> str:
         words.append(f"{1e3 * found['median_s']:.1f} ms, spread {found['spread']:.0%}")
     if "over_theory_percent" in found:
         words.append(f"{found['over_theory_percent']} % over theory")
+    if "hidden_percent" in found:
+        words.append(f"{found['hidden_percent']} % hidden")
     if "tokens_per_gb" in found:
         words.append(f"{found['peak_mib']} MiB, {found['tokens_per_gb']:,.0f} tokens per GB")
     return ", ".join([*words, found.get("variant", "")])

@@ -21,6 +21,7 @@ COLUMNS = {
     "one_process": {"tokens_per_s": "tokens/s", "share_of_limit": "share of limit"},
     "several": {"tokens_per_s": "tokens/s"},
     "executor": {"over_theory_percent": "% over theory"},
+    "overlap": {"hidden_percent": "% hidden"},
     "models": {"tokens_per_s": "tokens/s"},
     "memory": {"peak_mib": "peak MiB, each rank", "libraries_mib": "libraries"},
 }

@@ -9,7 +9,17 @@ from typing import Any
 
 import pytest
 
-from benchmarks.train import executor, gpu, memory, one_process, report, rounds, several, table
+from benchmarks.train import (
+    executor,
+    gpu,
+    memory,
+    one_process,
+    overlap,
+    report,
+    rounds,
+    several,
+    table,
+)
 from benchmarks.train.shapes import SHAPES
 from benchmarks.train.sides import SideFailed, Spec, team
 from benchmarks.train.zygote import forked_workers
@@ -63,6 +73,17 @@ def test_the_executor_is_measured_over_its_theory(tmp_path: Path) -> None:
     (row,) = found["rows"].values()
     assert row["failed"] == {} and set(row["sides"]) == {"headway", "torch"}
     assert all(side["over_theory_percent"] > 0 for side in row["sides"].values())
+
+
+@pytest.mark.parametrize("row", ["buckets", "pieces"])
+def test_what_a_step_hides_is_measured_against_one_without_messages(
+    tmp_path: Path, row: str
+) -> None:
+    found = _run(overlap, tmp_path / "overlap.json", "--only", row)
+    (row_found,) = found["rows"].values()
+    assert row_found["failed"] == {} and len(row_found["sides"]) == 3
+    assert row_found["sides"]["no time"]["hidden_percent"] == 100
+    assert all("hidden_percent" in side for side in row_found["sides"].values())
 
 
 def test_the_theory_is_the_one_of_interleaved_schedules() -> None:
