@@ -67,6 +67,22 @@ def test_in_bf16_losses_stay_within_the_stated_bound(
     assert _curve_error(found.losses, reference(layout.block, "bf16").losses) < BARS["bf16"]
 
 
+@pytest.mark.parametrize(
+    "layout",
+    [Layout("dp4", "1f1b", "serial"), Layout("pp2xdp2", "zb-v", "serial")],
+    ids=lambda layout: layout.name,
+)
+def test_gradients_summed_in_bf16_are_off_by_its_rounding(
+    pool: WorkerPool, tmp_path: Path, reference: Reference, layout: Layout
+) -> None:
+    settings = layout.config("fp64", grad_reduce="bf16")
+    found = train_layout(pool, settings, layout.world_size, tmp_path, STEPS)
+    expected = reference(layout.block, "fp64")
+    worst, name = distance(found.grads, expected.grads)
+    assert 2**-12 < worst < 2**-7, f"gradients of {name} differ by {worst:.1e} of their norm"
+    assert _curve_error(found.losses, expected.losses) < BARS["bf16"]
+
+
 def test_the_model_learns_and_its_norm_is_clipped_at_times(reference: Reference) -> None:
     found = reference("serial", "fp64")
     assert found.losses[STEPS - 1] < found.losses[0] - 0.5

@@ -44,6 +44,7 @@ LAYOUTS: list[Layout] = [
     ("tp2", {}, FAMILIES["neox"], {"recompute": "selective"}),
     ("tp2", {}, FAMILIES["gpt2"], {"recompute": "full", "recompute_layers": [1]}),
     ("tp2xdp2", {}, FAMILIES["qwen3"], {}),
+    ("tp2xdp2", {"grad_reduce": "bf16"}, {}, {}),
     ("pp2xdp2", {"schedule": "interleaved", "vp": 2}, FAMILIES["tied llama"], {}),
 ]
 

@@ -121,7 +121,7 @@ def _data_parallel(shape: MemoryShape, pp: int) -> int:
     """The gather of parameters and the reduce-scatter of gradients, of all chunks."""
     grid, sizes = shape.grid, shape.sizes
     numel = sum(map(shape.numel, grid.stage_map.stages_of(pp, grid.vp)))
-    return (grid.dp - 1) * numel // grid.dp * (sizes.param + sizes.master)
+    return (grid.dp - 1) * numel // grid.dp * (sizes.param + shape.reduced)
 
 
 def _tensor_parallel(shape: MemoryShape, pp: int, order: Schedule) -> int:

@@ -78,7 +78,7 @@ class Layout:
             size *= degree
         return size
 
-    def config(self, dtype: str, **switches: bool) -> dict[str, Any]:
+    def config(self, dtype: str, **switches: bool | str) -> dict[str, Any]:
         """A run configuration; ``switches`` go to ``[parallel]``."""
         parallel = {
             **GRIDS[self.grid],

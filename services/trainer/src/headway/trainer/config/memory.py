@@ -62,6 +62,7 @@ def memory_shape(
         recompute=config.train.recompute,
         recompute_layers=config.train.recompute_layers,
         native_bf16=native_bf16,
+        reduces_in_bf16=config.parallel.grad_reduce == "bf16",
         tp_keeps_whole=config.parallel.tp_keep == "whole",
     )
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
 
+import torch
 from headway.common.node.failpoints import damage_at, failpoint
 from headway.common.node.flight_record import WAITING
 from headway.common.plan.schedule.actions import Kind
@@ -35,10 +36,13 @@ class DataParallel:
         *,
         overlap_gather: bool,
         overlap_reduce: bool,
+        reduce_in: torch.dtype | None = None,
     ) -> None:
+        """``reduce_in``: the type in which gradients are summed, None for their own."""
         self._flats, self._names = flats, names
         self._comm, self._recorder = comm, recorder
         self._overlap_gather, self._overlap_reduce = overlap_gather, overlap_reduce
+        self._reduce_in = reduce_in if comm.size > 1 else None
         self._gathers: dict[int, Ticket] = {}
         self._reduces: dict[int, Ticket] = {}
         self._complete: set[int] = set()
@@ -81,6 +85,9 @@ class DataParallel:
         flat = self._flats[bucket]
         failpoint("worker.before_collective", step=step)
         grads, shard = flat.grads, flat.grad_shard
+        if self._reduce_in is not None:
+            grads = grads.to(self._reduce_in)
+            shard = grads[flat.start : flat.stop]
         damage = damage_at("worker.reduce", step=step)
         if damage == "mismatch":
             grads, shard = grads[: -self._comm.size], shard[:-1]
@@ -88,6 +95,8 @@ class DataParallel:
             is_skipped = damage == "skip"
             ticket = Done() if is_skipped else self._comm.reduce_scatter(shard, grads)
             self._recorder.name(sequence, ticket.collective)
+        if self._reduce_in is not None:
+            ticket = _Widened(ticket, shard, flat.grad_shard[: len(shard)])
         self._reduces[bucket] = ticket
         if not self._overlap_reduce:
             self._wait_reduce(bucket, step)
@@ -109,3 +118,20 @@ class DataParallel:
     ) -> AbstractContextManager[int]:
         chunk, number = self._names[bucket]
         return self._recorder.record(kind, step=step, chunk=chunk, micro_batch=number, **more)
+
+
+class _Widened:
+    """The ticket of a reduction in a narrow type, whose ``wait`` widens the result."""
+
+    def __init__(self, ticket: Ticket, narrow: torch.Tensor, wide: torch.Tensor) -> None:
+        self._ticket, self._narrow, self._wide = ticket, narrow, wide
+        self.collective = ticket.collective
+
+    def done(self) -> bool:
+        """Whether the reduction is done."""
+        return self._ticket.done()
+
+    def wait(self) -> None:
+        """Wait for the reduction and copy its result."""
+        self._ticket.wait()
+        self._wide.copy_(self._narrow)

@@ -84,6 +84,7 @@ class StepContext:
             self.recorder,
             overlap_gather=parallel.overlap_param_gather,
             overlap_reduce=parallel.overlap_grad_reduce,
+            reduce_in=torch.bfloat16 if parallel.grad_reduce == "bf16" else None,
         )
 
     def sum_over_ranks(

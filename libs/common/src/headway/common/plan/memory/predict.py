@@ -92,13 +92,14 @@ def predict(shape: MemoryShape, pp_rank: int) -> RankMemory:
     at_peak = _replay(order, [_chunk_pass(shape, stage) for stage in stages])
     is_borrower = shape.model.tied and first != last == pp_rank  # of the embedding's table
     borrowed = is_borrower * shape.model.table_rows * shape.model.hidden // grid.tp
+    narrow = shape.reduced * sum(numel) * (shape.reduces_in_bf16 and grid.dp > 1)
     rows = 0
     if pp_rank in (first, last):
         rows = shape.num_micro_batches * BYTES_PER_TOKEN * sizes.tokens
     return RankMemory(
         pp_rank=pp_rank,
         parameters=sizes.param * (sum(numel) + borrowed),
-        gradients=sizes.master * (sum(numel) + borrowed),
+        gradients=sizes.master * (sum(numel) + borrowed) + narrow,
         optimizer=state,
         activations=at_peak.activations,
         messages=_messages(shape, order),

@@ -41,6 +41,8 @@ class MemoryShape:
     moments: int = 2
     native_bf16: bool = True
     """Whether the CPU multiplies bf16 without converting it."""
+    reduces_in_bf16: bool = False
+    """Whether gradients are summed over replicas in bf16."""
     tp_keeps_whole: bool = False
     """Whether layers keep what they gather over tp, instead of their piece of it."""
     snapshot_slots: int = 3
@@ -84,6 +86,11 @@ class MemoryShape:
         num_stages = self.grid.pp * self.grid.vp
         given = self.stages if len(self.stages) == num_stages else ()  # of this grid
         return (given or stage_layers(self.model.layers, num_stages))[stage]
+
+    @property
+    def reduced(self) -> int:
+        """Bytes of one gradient as it travels between replicas."""
+        return PARAM_BYTES["bf16"] if self.reduces_in_bf16 else self.sizes.master
 
     @cached_property
     def sizes(self) -> Sizes:
