@@ -68,8 +68,11 @@ def arguments(name: str, dtype: torch.dtype) -> tuple[Any, ...]:
             return (qkv, HEAD_DIM, 2)
         case "join_plain":
             return (q, k, v, 2)
-        case "softmax_rows":
+        case "softmax_sums" | "exponentials_in_place":
             return (some(SEQ, WORDS), torch.float32)
+        case "softmax_in_place":
+            mask = torch.rand(SEQ, generator=draw)
+            return (some(SEQ, WORDS), mask, torch.float32)
     raise AssertionError(f"no arguments for {name}: add a case for the new leaf")
 
 
@@ -77,22 +80,45 @@ def tensors(found: Any) -> tuple[torch.Tensor, ...]:
     return found if isinstance(found, tuple) else (found,)
 
 
+def optional(name: str, given: tuple[Any, ...], dtype: torch.dtype) -> tuple[Any, ...]:
+    """The last argument that a block gives or leaves out; () if the leaf has none."""
+    if name in ("layer_norm_backward", "rms_norm_backward"):
+        return (torch.randn(given[1].shape, generator=torch.Generator().manual_seed(1)).to(dtype),)
+    widths = {"join_heads": HEADS * 4 * HEAD_DIM, "join_plain": HEADS * 4 * HEAD_DIM}
+    if name in widths or name.endswith("lu_backward") or name == "gelu_tanh_backward":
+        wide = torch.zeros(SEQ, BATCH, 8 + widths.get(name, WIDTH), dtype=dtype)
+        return (wide[..., 8:],)  # a part of a wider tensor
+    return ()
+
+
 @pytest.mark.timeout(300)
 @pytest.mark.filterwarnings("ignore::DeprecationWarning:torch")  # of torch about itself
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["fp32", "bf16"])
 @pytest.mark.parametrize("name", [field.name for field in fields(Kernels)])
 def test_a_leaf_compiles_whole_and_equals_the_plain_one(name: str, dtype: torch.dtype) -> None:
+    more = optional(name, arguments(name, dtype), dtype)
+    for with_optional in (False, True)[: 1 + bool(more)]:
+        found = results(compiled(), name, dtype, with_optional=with_optional)
+        for plain in (Kernels(), ON_CPU):
+            wanted = results(plain, name, dtype, with_optional=with_optional)
+            for one, other in zip(found, wanted, strict=True):
+                assert (one.dtype, one.shape) == (other.dtype, other.shape)
+                bound = BF16_TOLERANCE if one.dtype is torch.bfloat16 else TOLERANCE
+                if "swiglu" in name and one.dtype is torch.bfloat16:
+                    bound = BF16_ROUNDING  # without a compiler silu is rounded before the product
+                distance = (one.double() - other.double()).norm()
+                assert distance <= bound * other.double().norm()
+
+
+def results(
+    made: Kernels, name: str, dtype: torch.dtype, *, with_optional: bool
+) -> list[torch.Tensor]:
+    """What a leaf returns, and its arguments afterwards, since some are overwritten."""
     given = arguments(name, dtype)
-    found = tensors(getattr(compiled(), name)(*given))
-    for plain in (Kernels(), ON_CPU):
-        wanted = tensors(getattr(plain, name)(*given))
-        for one, other in zip(found, wanted, strict=True):
-            assert (one.dtype, one.shape) == (other.dtype, other.shape)
-            bound = BF16_TOLERANCE if one.dtype is torch.bfloat16 else TOLERANCE
-            if "swiglu" in name and one.dtype is torch.bfloat16:
-                bound = BF16_ROUNDING  # without a compiler silu is rounded before the product
-            distance = (one.double() - other.double()).norm() / other.double().norm()
-            assert distance < bound
+    if with_optional:
+        given = (*given, *optional(name, given, dtype))
+    found = getattr(made, name)(*given)
+    return [*tensors(found), *(one for one in given if isinstance(one, torch.Tensor))]
 
 
 @pytest.mark.parametrize("made", [Kernels(), ON_CPU], ids=["on gpu", "on cpu"])

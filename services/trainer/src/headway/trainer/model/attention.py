@@ -66,17 +66,19 @@ class Attention:
             out = graph[0][-1].detach()
         return out.permute(2, 0, 1, 3).flatten(2).to(qkv.dtype)
 
-    def backward(self, grad: torch.Tensor, tape: Tape) -> torch.Tensor:
-        """Gradient of ``qkv``."""
+    def backward(
+        self, grad: torch.Tensor, tape: Tape, out: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        """Gradient of ``qkv``, in ``out`` if it is given."""
         kept, at = tape.pop()
-        (*leaves, out), raw = self._graph(kept, at) if self.recompute else kept
+        (*leaves, result), raw = self._graph(kept, at) if self.recompute else kept
         grad_SBHD = to_kernel_dtype(grad).view(*grad.shape[:2], -1, self.head_dim)
-        q, k, v = torch.autograd.grad(out, leaves, heads_first(grad_SBHD))
+        q, k, v = torch.autograd.grad(result, leaves, heads_first(grad_SBHD))
         if self.norms is not None:
             q, k = self._norm_backward((q, k), raw, at, self.norms, tape)
         if at.rope is None or self.norms is not None:
-            return self.kernels.join_plain(q, k, v, self.queries).to(grad.dtype)
-        return self.kernels.join_heads(q, k, v, *at.rope, self.queries).to(grad.dtype)
+            return self.kernels.join_plain(q, k, v, self.queries, out).to(grad.dtype)
+        return self.kernels.join_heads(q, k, v, *at.rope, self.queries, out).to(grad.dtype)
 
     def _heads(self, qkv: torch.Tensor, at: Positions) -> tuple[Three, _Raw]:
         """q, k and v, normalised and rotated; and what the backward of the norms needs."""

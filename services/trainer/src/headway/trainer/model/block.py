@@ -62,9 +62,9 @@ class SerialBlock:
     def backward(self, grad: torch.Tensor, tape: Tape) -> torch.Tensor:
         """See ``Block``."""
         wide = self.activation.backward(self.down.backward(grad, tape), tape)
-        grad = grad + self.norm2.backward(self.up.backward(wide, tape), tape)
+        grad = self.norm2.backward(self.up.backward(wide, tape), tape, grad)
         qkv = self.attention.backward(self.out.backward(grad, tape), tape)
-        return grad + self.norm1.backward(self.qkv.backward(qkv, tape), tape)
+        return self.norm1.backward(self.qkv.backward(qkv, tape), tape, grad)
 
 
 @dataclass(eq=False)
@@ -98,10 +98,12 @@ class ParallelBlock:
     def backward(self, grad: torch.Tensor, tape: Tape) -> torch.Tensor:
         """See ``Block``."""
         attended, up = self.out_down.backward(grad, tape)
-        up = self.activation.backward(up, tape)
-        qkv = self.attention.backward(attended, tape)
-        wide = self.wide.backward(torch.cat((qkv, up), -1), tape)
-        return grad + self.norm.backward(wide, tape)
+        wide = up.new_empty((*up.shape[:-1], len(self.wide.weight.data)))
+        self.activation.backward(up, tape, wide[..., self.qkv_width :])
+        del up
+        self.attention.backward(attended, tape, wide[..., : self.qkv_width])
+        del attended
+        return self.norm.backward(self.wide.backward(wide, tape), tape, grad)
 
 
 @dataclass(eq=False)
@@ -136,9 +138,9 @@ class TwoNormBlock:
         """See ``Block``."""
         attended, wide = self.out_down.backward(grad, tape)
         wide = self.activation.backward(wide, tape)
-        grad = grad + self.norm2.backward(self.up.backward(wide, tape), tape)
+        grad = self.norm2.backward(self.up.backward(wide, tape), tape, grad)
         qkv = self.attention.backward(attended, tape)
-        return grad + self.norm1.backward(self.qkv.backward(qkv, tape), tape)
+        return self.norm1.backward(self.qkv.backward(qkv, tape), tape, grad)
 
 
 class RecomputedBlock:

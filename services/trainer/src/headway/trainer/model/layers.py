@@ -21,8 +21,13 @@ class Norm(Protocol):
     def recompute(self, x: torch.Tensor) -> Callable[[], torch.Tensor]:
         """A function that makes the output for ``x`` again."""
 
-    def backward(self, grad: torch.Tensor, tape: Tape) -> torch.Tensor:
-        """Gradient of x; those of the parameters wait on the tape."""
+    def backward(
+        self, grad: torch.Tensor, tape: Tape, beside: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        """Gradient of x; those of the parameters wait on the tape.
+
+        ``beside``, the gradient that reaches x around the norm, is added to it.
+        """
 
 
 class LayerNorm:
@@ -42,11 +47,13 @@ class LayerNorm:
         """See ``Norm``."""
         return lambda: self.forward(x, None)
 
-    def backward(self, grad: torch.Tensor, tape: Tape) -> torch.Tensor:
+    def backward(
+        self, grad: torch.Tensor, tape: Tape, beside: torch.Tensor | None = None
+    ) -> torch.Tensor:
         """See ``Norm``."""
         x, mean, rstd = tape.pop()
         grad_x, grad_weight, grad_bias = self.kernels.layer_norm_backward(
-            grad, x, mean, rstd, *self._scales()
+            grad, x, mean, rstd, *self._scales(), beside
         )
         tape.queue(VectorGrad(self.weight, grad_weight))
         tape.queue(VectorGrad(self.bias, grad_bias))
@@ -74,9 +81,13 @@ class RmsNorm:
         """See ``Norm``."""
         return lambda: self.forward(x, None)
 
-    def backward(self, grad: torch.Tensor, tape: Tape) -> torch.Tensor:
+    def backward(
+        self, grad: torch.Tensor, tape: Tape, beside: torch.Tensor | None = None
+    ) -> torch.Tensor:
         """See ``Norm``."""
-        grad_x, grad_weight = self.kernels.rms_norm_backward(grad, *tape.pop(), self._scale())
+        grad_x, grad_weight = self.kernels.rms_norm_backward(
+            grad, *tape.pop(), self._scale(), beside
+        )
         tape.queue(VectorGrad(self.weight, grad_weight))
         return grad_x
 
@@ -106,6 +117,8 @@ class Activation:
         """A function that makes the output for ``x`` again."""
         return partial(self._apply, x)
 
-    def backward(self, grad: torch.Tensor, tape: Tape) -> torch.Tensor:
-        """Gradient of x."""
-        return self._backward(grad, tape.pop())
+    def backward(
+        self, grad: torch.Tensor, tape: Tape, out: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        """Gradient of x, in ``out`` if it is given."""
+        return self._backward(grad, tape.pop(), out)

@@ -43,11 +43,13 @@ def cross_entropy(
     at_label = logits.gather(1, target)[:, 0].to(mask.dtype)
     highest, total = torch.empty_like(mask), torch.empty_like(mask)
     for rows in _blocks(logits):
-        exponentials, highest[rows], total[rows] = kernels.softmax_rows(logits[rows], mask.dtype)
-        if with_grad:
-            if tp.size == 1:  # the sum is complete, so scale before rounding
-                exponentials.mul_((mask[rows] / total[rows])[:, None])
-            logits[rows].copy_(exponentials)
+        block = logits[rows]
+        if not with_grad:
+            highest[rows], total[rows] = kernels.softmax_sums(block, mask.dtype)
+        elif tp.size == 1:  # the sum is complete, so scale before rounding
+            highest[rows], total[rows] = kernels.softmax_in_place(block, mask[rows], mask.dtype)
+        else:
+            highest[rows], total[rows] = kernels.exponentials_in_place(block, mask.dtype)
     if tp.size > 1:
         local = highest
         at_label, highest, total = _over_ranks(at_label, mine, highest, total, tp)

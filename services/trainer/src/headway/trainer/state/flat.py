@@ -214,12 +214,15 @@ class FlatChunk:
 
 
 def square_sum(values: torch.Tensor) -> torch.Tensor:
-    """Return the sum of squares in fp64, computed by cache-sized blocks.
+    """Return the sum of squares in fp64.
 
-    That is 8 times faster on a CPU than a widening norm.
+    A CPU widens cache-sized blocks, 8 times faster than its widening norm. That of a GPU reads each
+    element once and copies nothing.
     """
-    total = torch.zeros((), dtype=torch.float64, device=values.device)
-    for block in values.split(1 << 16 if values.device.type == "cpu" else 1 << 26):  # type: ignore[no-untyped-call]
+    if values.device.type != "cpu":
+        return torch.linalg.vector_norm(values, dtype=torch.float64).square()  # type: ignore[no-any-return]
+    total = torch.zeros((), dtype=torch.float64)
+    for block in values.split(1 << 16):  # type: ignore[no-untyped-call]
         wide = block.double()
         total += torch.dot(wide, wide)
     return total

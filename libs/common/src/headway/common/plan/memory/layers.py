@@ -174,11 +174,11 @@ class Layers(LinearLayers):
     def _serial_backward(self, grad: Block, tape: Tape, recompute_cheap: bool) -> Block:
         sizes = self.sizes
         wide = self.gelu_backward(self.row_backward(grad, tape, sizes.inner), tape)
-        grad = _added(self, self.norm_backward(self.column_backward(wide, tape), tape))
+        grad = self.norm_backward(self.column_backward(wide, tape), tape)
         qkv = self.attention_backward(
             self.row_backward(grad, tape, sizes.heads), tape, recompute_cheap=recompute_cheap
         )
-        return _added(self, self.norm_backward(self.column_backward(qkv, tape), tape))
+        return self.norm_backward(self.column_backward(qkv, tape), tape)
 
     def _parallel(self, x: Block, tape: Tape | None, recompute_cheap: bool) -> Block:
         sizes = self.sizes
@@ -193,10 +193,12 @@ class Layers(LinearLayers):
 
     def _parallel_backward(self, grad: Block, tape: Tape, recompute_cheap: bool) -> Block:
         attended, up = self.pair_backward(grad, tape)
-        up = self.gelu_backward(up, tape)
-        qkv = self.attention_backward(attended, tape, recompute_cheap=recompute_cheap)
-        wide = self.column_backward(self.new(qkv.nbytes + up.nbytes), tape)
-        return _added(self, self.norm_backward(wide, tape))
+        wide = self.new(self.sizes.qkv + self.sizes.wide)
+        self.gelu_backward(up, tape)
+        del up
+        self.attention_backward(attended, tape, recompute_cheap=recompute_cheap)
+        del attended
+        return self.norm_backward(self.column_backward(wide, tape), tape)
 
     def _two_norms(self, x: Block, tape: Tape | None, recompute_cheap: bool) -> Block:
         sizes = self.sizes
@@ -211,9 +213,9 @@ class Layers(LinearLayers):
     def _two_norms_backward(self, grad: Block, tape: Tape, recompute_cheap: bool) -> Block:
         attended, wide = self.pair_backward(grad, tape)
         wide = self.gelu_backward(wide, tape)
-        grad = _added(self, self.norm_backward(self.column_backward(wide, tape), tape))
+        grad = self.norm_backward(self.column_backward(wide, tape), tape)
         qkv = self.attention_backward(attended, tape, recompute_cheap=recompute_cheap)
-        return _added(self, self.norm_backward(self.column_backward(qkv, tape), tape))
+        return self.norm_backward(self.column_backward(qkv, tape), tape)
 
     def _again(self, layer: Callable[[Block, None], Block], x: Block) -> Callable[[], Block]:
         return partial(layer, x, None)
@@ -249,7 +251,7 @@ class Layers(LinearLayers):
         rows, vocab = self._logits_block()
         logits = self.product((rows * model.hidden * sizes.param,), rows * vocab * sizes.param)
         per_pass = min(rows * vocab, SOFTMAX_BLOCK * (256 if self.shape.on_gpu else 1))
-        copies = 3 if sizes.param == sizes.master else 4  # of two passes, at the border
+        copies = 1 if sizes.param == sizes.master else 2
         vectors = self.new(12 * rows * sizes.master)
         self.sent += (self.tp - 1) * 3 * sizes.tokens * sizes.master  # of all blocks' cross-entropy
         exponentials = self.new(copies * per_pass * sizes.master)

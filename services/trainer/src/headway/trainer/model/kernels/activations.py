@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 import torch.nn.functional as F
+from headway.trainer.model.kernels.output import put
 
 _aten = torch.ops.aten
 
@@ -16,9 +17,11 @@ def gelu(x: torch.Tensor) -> torch.Tensor:
     return F.gelu(x)
 
 
-def gelu_backward(grad: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
-    """Gradient of x."""
-    return _aten.gelu_backward(grad, x)  # type: ignore[no-any-return]
+def gelu_backward(
+    grad: torch.Tensor, x: torch.Tensor, out: torch.Tensor | None = None
+) -> torch.Tensor:
+    """Gradient of x, in ``out`` if it is given."""
+    return _gelu_backward(grad, x, "none", out)
 
 
 def gelu_tanh(x: torch.Tensor) -> torch.Tensor:
@@ -26,9 +29,11 @@ def gelu_tanh(x: torch.Tensor) -> torch.Tensor:
     return F.gelu(x, approximate="tanh")
 
 
-def gelu_tanh_backward(grad: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
-    """Gradient of x."""
-    return _aten.gelu_backward(grad, x, approximate="tanh")  # type: ignore[no-any-return]
+def gelu_tanh_backward(
+    grad: torch.Tensor, x: torch.Tensor, out: torch.Tensor | None = None
+) -> torch.Tensor:
+    """Gradient of x, in ``out`` if it is given."""
+    return _gelu_backward(grad, x, "tanh", out)
 
 
 def swiglu(x: torch.Tensor) -> torch.Tensor:
@@ -40,7 +45,16 @@ def swiglu(x: torch.Tensor) -> torch.Tensor:
     return F.silu(gate) * up
 
 
-def swiglu_backward(grad: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
-    """Gradient of x, [..., 2 * W]."""
+def swiglu_backward(
+    grad: torch.Tensor, x: torch.Tensor, out: torch.Tensor | None = None
+) -> torch.Tensor:
+    """Gradient of x, [..., 2 * W], in ``out`` if it is given."""
     gate, up = x.chunk(2, -1)
-    return torch.cat((_aten.silu_backward(grad * up, gate), grad * F.silu(gate)), -1)
+    found = torch.cat((_aten.silu_backward(grad * up, gate), grad * F.silu(gate)), -1)
+    return put(found, out)
+
+
+def _gelu_backward(
+    grad: torch.Tensor, x: torch.Tensor, form: str, out: torch.Tensor | None
+) -> torch.Tensor:
+    return put(_aten.gelu_backward(grad, x, approximate=form), out)

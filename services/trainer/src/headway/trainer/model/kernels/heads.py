@@ -7,6 +7,7 @@ queries, then the key, then the value, so that tensor parallelism splits it betw
 from __future__ import annotations
 
 import torch
+from headway.trainer.model.kernels.output import put
 
 Three = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 
@@ -30,14 +31,18 @@ def join_heads(
     cos: torch.Tensor,
     sin: torch.Tensor,
     queries: int,
+    out: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """The backward of ``split_heads``: three gradients to one [S, B, G * (Q + 2) * D]."""
+    """The backward of ``split_heads``: three gradients to one [S, B, G * (Q + 2) * D].
+
+    It is written to ``out`` if that is given.
+    """
     rows = [t.permute(2, 0, 1, 3) for t in (q, k, v)]
     turned = [
         _rotated(t.reshape(*t.shape[:3], -1, 2), cos, -sin, q.dtype)  # the map is orthogonal
         for t in rows[:2]
     ]
-    return _joined(turned[0], turned[1], rows[2], queries).flatten(2)
+    return put(_joined(turned[0], turned[1], rows[2], queries).flatten(2), out)
 
 
 def split_plain(qkv: torch.Tensor, head_dim: int, queries: int) -> Three:
@@ -47,10 +52,16 @@ def split_plain(qkv: torch.Tensor, head_dim: int, queries: int) -> Three:
     return heads_first(q), heads_first(k), heads_first(v)
 
 
-def join_plain(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, queries: int) -> torch.Tensor:
+def join_plain(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    queries: int,
+    out: torch.Tensor | None = None,
+) -> torch.Tensor:
     """The backward of ``split_plain``."""
     q, k, v = (t.permute(2, 0, 1, 3) for t in (q, k, v))
-    return _joined(q, k, v, queries).flatten(2)
+    return put(_joined(q, k, v, queries).flatten(2), out)
 
 
 def rotate(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
@@ -113,13 +124,14 @@ def join_heads_on_cpu(
     cos: torch.Tensor,
     sin: torch.Tensor,
     queries: int,
+    out: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """``join_heads``, in the same way."""
     q, k, v = (t.permute(2, 0, 1, 3) for t in (q, k, v))
     joined = _joined(q, k, v, queries)
     wide = joined.to(cos.dtype).view(*joined.shape[:3], -1, 2)
     turned = torch.view_as_real(torch.view_as_complex(wide) * _factors(cos, -sin, queries))
-    return turned.to(q.dtype).flatten(2)
+    return put(turned.to(q.dtype).flatten(2), out)
 
 
 def _factors(cos: torch.Tensor, sin: torch.Tensor, queries: int) -> torch.Tensor:

@@ -14,20 +14,8 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 import torch
-from headway.trainer.model.kernels import activations, heads, norms
+from headway.trainer.model.kernels import activations, heads, norms, softmax
 from headway.trainer.model.kernels.norms import Three, Two
-
-
-def softmax_rows(logits: torch.Tensor, dtype: torch.dtype) -> Three:
-    """Return ``(exponentials, highest, total)`` of rows [N, V].
-
-    They are exp(logits - highest) in ``dtype``, and each row's highest logit and sum of
-    exponentials, [N].
-    """
-    wide = logits.to(dtype)
-    highest = wide.amax(-1)
-    exponentials = (wide - highest[:, None]).exp()
-    return exponentials, highest, exponentials.sum(-1)
 
 
 @dataclass(frozen=True)
@@ -48,7 +36,9 @@ class Kernels:
     join_heads: Callable[..., torch.Tensor] = heads.join_heads
     split_plain: Callable[..., Three] = heads.split_plain
     join_plain: Callable[..., torch.Tensor] = heads.join_plain
-    softmax_rows: Callable[..., Three] = softmax_rows
+    softmax_sums: Callable[..., Two] = softmax.softmax_sums
+    softmax_in_place: Callable[..., Two] = softmax.softmax_in_place
+    exponentials_in_place: Callable[..., Two] = softmax.exponentials_in_place
 
 
 _watchers: list[Callable[[], object]] = []
@@ -82,6 +72,7 @@ ON_CPU = Kernels(
     rms_norm_backward=norms.rms_norm_backward_on_cpu,
     split_heads=heads.split_heads_on_cpu,
     join_heads=heads.join_heads_on_cpu,
+    softmax_in_place=softmax.softmax_in_place_on_cpu,
 )
 
 
