@@ -29,6 +29,7 @@ def messages(steps: PlayedSteps, generation: int, offset: int) -> Iterator[list[
         StepSum(
             int(rows.rank[at]), generation, int(rows.step[at]) + offset, 1, 0,
             *(int(rows.times[name][at]) for name in TIMES), tuple(groups[at]),
+            int(rows.times["num_passes"][at]),
         )
         for at in range(len(rows.rank))
     ]  # fmt: skip

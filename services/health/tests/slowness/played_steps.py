@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 from headway.common.plan.collectives import GroupKind
 from headway.common.plan.grid import Grid
-from headway.health.slowness.steps import TIMES, Rows, StepTable, table_of
+from headway.health.slowness.steps import COLUMNS, Rows, StepTable, table_of
 
 Floats = npt.NDArray[np.float64]
 PASSES_US = 100_000.0
@@ -29,6 +29,7 @@ class PlayedSteps:
     seed: int = 0
     jitter: float = 0.01
     own_us: Floats = field(init=False)
+    num_passes: Floats = field(init=False)
     data_us: Floats = field(init=False)
     snapshot_us: Floats = field(init=False)
     collection_us: Floats = field(init=False)
@@ -41,6 +42,7 @@ class PlayedSteps:
         units = self.grid.world_size // self.grid.tp
         jitter = chance.normal(1.0, self.jitter, (self.num_steps, units))
         self.own_us = PASSES_US * np.repeat(jitter, self.grid.tp, axis=1)
+        self.num_passes = np.full(shape, 16.0)
         self.data_us = np.full(shape, 0.01 * PASSES_US)
         self.snapshot_us, self.collection_us = np.zeros(shape), np.zeros(shape)
         self.other_us = 0.02 * PASSES_US * chance.lognormal(0.0, 0.1, shape)
@@ -54,14 +56,14 @@ class PlayedSteps:
         times = {
             "duration_us": parts + self.other_us + waits,
             "own_us": self.own_us, "data_us": self.data_us, "snapshot_us": self.snapshot_us,
-            "collection_us": self.collection_us,
+            "collection_us": self.collection_us, "num_passes": self.num_passes,
         }  # fmt: skip
         zeros = np.zeros(self.own_us.size, np.int64)
         lines = sorted(self.waits_us)
         return Rows(
             rank // 4, rank, zeros, step + FIRST,
             {name: times[name].ravel().astype(np.int64) if name in times else zeros
-             for name in TIMES},
+             for name in COLUMNS},
             np.tile(np.arange(len(rank)), len(lines)),
             np.repeat(np.array(lines, np.int64), len(rank)),
             np.concatenate([self.waits_us[one].ravel() for one in lines]).astype(np.int64),

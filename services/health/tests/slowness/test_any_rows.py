@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from headway.common.plan.grid import Grid
 from headway.health.slowness.judge import judge_steps, slowness_of
-from headway.health.slowness.steps import TIMES, Rows, table_of
+from headway.health.slowness.steps import COLUMNS, Rows, table_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -56,7 +56,7 @@ def test_rows_of_any_content_fail_nothing(
 
     rows = Rows(
         drawn(-1, 3), drawn(-2, 12), drawn(0, 3), drawn(-1, 25),
-        {name: chance.choice(np.array(values), count) for name in TIMES},
+        {name: chance.choice(np.array(values), count) for name in COLUMNS},
         drawn(0, max(count, 1), 2 * count), drawn(2, 24, 2 * count),
         chance.choice(np.array(values), 2 * count),
     )  # fmt: skip
@@ -98,7 +98,7 @@ def test_of_a_repeated_step_the_newest_generation_counts() -> None:
     both = Rows(
         *(np.tile(getattr(rows, name), 2) for name in ("node", "rank")),
         np.repeat([0, 1], len(first)), np.tile(rows.step, 2),
-        {name: np.concatenate([before.times[name], rows.times[name]]) for name in TIMES},
+        {name: np.concatenate([before.times[name], rows.times[name]]) for name in COLUMNS},
         np.concatenate([rows.owner, rows.owner + len(first)]), np.tile(rows.line, 2),
         np.tile(rows.wait_us, 2),
     )  # fmt: skip
@@ -118,8 +118,8 @@ def test_without_a_grid_stages_are_not_compared() -> None:
 
 @pytest.mark.parametrize("grid", [None, Grid(dp=2)])
 def test_no_rows_at_all_say_nothing(grid: Grid | None) -> None:
-    rows = Rows(NOTHING, NOTHING, NOTHING, NOTHING, dict.fromkeys(TIMES, NOTHING), NOTHING, NOTHING,
-                NOTHING)  # fmt: skip
+    times = dict.fromkeys(COLUMNS, NOTHING)
+    rows = Rows(NOTHING, NOTHING, NOTHING, NOTHING, times, NOTHING, NOTHING, NOTHING)
     assert judge_steps(table_of(rows, grid)) == []
 
 

@@ -9,7 +9,7 @@ import numpy.typing as npt
 import pytest
 from headway.common.plan.grid import Grid
 from headway.health.slowness.judge import judge_steps, slowness_of
-from headway.health.slowness.steps import OVER_STEPS, TIMES, Rows
+from headway.health.slowness.steps import COLUMNS, OVER_STEPS, Rows
 
 from services.health.tests.slowness.played_steps import FIRST, PASSES_US, PlayedSteps, taken
 
@@ -61,6 +61,26 @@ def test_what_the_newest_steps_do_not_show_is_over(left: int) -> None:
     [found] = slowness_of(steps.table())
     is_over = left >= OVER_STEPS
     assert found.until == (FIRST + steps.num_steps - 1 - left if is_over else None)
+
+
+@pytest.mark.parametrize("slow", [None, 1, 6])
+def test_replicas_with_more_passes_are_compared_by_pass(slow: int | None) -> None:
+    """Nine micro-batches over four replicas: three in the first, two in the others."""
+    steps = PlayedSteps(PP2_DP4)
+    more = np.isin(np.arange(8) % 4, 0)
+    steps.num_passes[:, more], steps.num_passes[:, ~more] = 6, 4
+    steps.own_us[:, more] *= 1.5
+    if slow is not None:
+        steps.own_us[AT:, slow] *= 1.2
+    found = slowness_of(steps.table())
+    assert [one.ranks for one in found] == ([] if slow is None else [(slow,)])
+
+
+def test_steps_of_an_older_version_name_no_number_of_passes() -> None:
+    steps = PlayedSteps(PP2_DP4)
+    steps.num_passes[:] = 0
+    steps.own_us[AT:, 5] *= 1.3
+    assert [one.ranks for one in slowness_of(steps.table())] == [(5,)]
 
 
 # ---- generations and nodes --------------------------------------------------------------------
@@ -134,7 +154,7 @@ def both(one: Rows, other: Rows) -> Rows:
 
     return Rows(
         joined("node"), joined("rank"), joined("generation"), joined("step"),
-        {name: np.concatenate([one.times[name], other.times[name]]) for name in TIMES},
+        {name: np.concatenate([one.times[name], other.times[name]]) for name in COLUMNS},
         np.concatenate([one.owner, other.owner + len(one.rank)]), joined("line"),
         np.concatenate([one.wait_us, other.wait_us]),
     )  # fmt: skip

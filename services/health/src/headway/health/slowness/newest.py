@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from operator import itemgetter
 
 import numpy as np
 from headway.common.plan.grid import Grid
 from headway.common.wire.messages.summaries import GroupSum, StepSum, StepSummary
 from headway.health.slowness.steps import (
+    COLUMNS,
     MOST_LINES,
-    TIMES,
     WARM_STEPS,
     Floats,
     Ints,
@@ -22,8 +23,10 @@ from headway.health.slowness.steps import (
 KEPT_STEPS = 48
 HELD_STEPS = 24
 """Steps from before something became slow that are kept as long as it is."""
-_RANK, _GENERATION, _STEP = (StepSum._fields.index(name) for name in ("rank", "generation", "step"))
-_TIMES = [StepSum._fields.index(name) for name in TIMES]
+_NUMBERS = tuple(name for name in StepSum._fields if name != "groups")
+_numbers_of = itemgetter(*map(StepSum._fields.index, _NUMBERS))
+_RANK, _GENERATION, _STEP = map(_NUMBERS.index, ("rank", "generation", "step"))
+_TIMES = [_NUMBERS.index(name) for name in COLUMNS]
 _LINE, _WAIT = GroupSum._fields.index("line"), GroupSum._fields.index("wait_us")
 
 
@@ -50,7 +53,7 @@ class NewestSteps:
         steps = [step for summary, _ in arrived for step in summary.steps]
         if not steps:
             return
-        rows = np.array([step[:-1] for step in steps], np.float64)
+        rows = np.array([_numbers_of(step) for step in steps], np.float64)
         if (newest := int(rows[:, _GENERATION].max())) > self.generation:
             self.begin(newest)
         rank, step = rows[:, _RANK], rows[:, _STEP]
@@ -94,7 +97,7 @@ class NewestSteps:
         newest = StepTable(
             self._grid or Grid(pp=max(1, len(self._nodes))), self._grid is not None,
             self._steps[slots], np.tile(self._nodes, (len(slots), 1)), self._nodes.copy(),
-            {name: self._times[number][slots] for number, name in enumerate(TIMES)},
+            {name: self._times[number][slots] for number, name in enumerate(COLUMNS)},
             {line: waits[slots] for line, waits in self._waits.items()},
         )  # fmt: skip
         if self._held is None or self._held.now_on.shape != newest.now_on.shape:
@@ -128,7 +131,7 @@ class NewestSteps:
     def _make_room(self, num_ranks: int) -> None:
         """Begin with so many ranks; what is known of fewer is left out."""
         self._nodes = np.full(num_ranks, -1, np.int64)
-        self._times = np.full((len(TIMES), KEPT_STEPS, num_ranks), np.nan, np.float32)
+        self._times = np.full((len(COLUMNS), KEPT_STEPS, num_ranks), np.nan, np.float32)
         self._waits: dict[int, Floats] = {}
 
 

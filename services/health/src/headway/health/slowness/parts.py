@@ -44,7 +44,7 @@ class Parts:
 
 def parts_of(table: StepTable) -> Parts:
     """The excess of each part; NaN where it is not known, or there is nobody to compare with."""
-    own = table.by_place(table.times["own_us"])
+    own = _as_if_equal(table)
     has_time = ~np.isnan(own)
     is_known = has_time.mean(axis=3) >= LEAST_MEMBERS
     is_known &= has_time.mean(axis=0).min(axis=-1, keepdims=False) >= LEAST_MEMBERS
@@ -61,6 +61,14 @@ def parts_of(table: StepTable) -> Parts:
     other = table.by_place(_unrecorded(table))
     excess["other"] = np.asarray((other - _of_stage(other)) / base_us, np.float32)
     return Parts(excess, base_us, unit, stage_us)
+
+
+def _as_if_equal(table: StepTable) -> Floats:
+    """The time of the passes, as long as it were if all replicas had equally many."""
+    own, passes = (table.by_place(table.times[name]) for name in ("own_us", "num_passes"))
+    known = np.where(passes > 0, passes, np.nan)
+    usual = median(known.reshape(*known.shape[:2], -1), 2)[:, :, None, None]
+    return np.asarray(own * np.nan_to_num(usual / known, nan=1.0), np.float32)
 
 
 def _usual(values: Floats) -> Floats:

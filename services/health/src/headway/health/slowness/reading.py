@@ -9,9 +9,9 @@ import numpy as np
 from headway.common.errors import CorruptError
 from headway.common.wire.messages.summaries import StepSummary
 from headway.health.slowness.steps import (
+    COLUMNS,
     MAX_STEPS,
     MOST_RANKS,
-    TIMES,
     WARM_STEPS,
     Ints,
     Rows,
@@ -19,6 +19,8 @@ from headway.health.slowness.steps import (
 from headway.health.store.summary_file import summary_files, unframed
 
 _KEYS = ("node", "rank", "generation", "step")
+_NEW = ("num_passes",)
+"""Files of an older version have no such column: 0, unknown."""
 
 
 def read_rows(
@@ -65,7 +67,12 @@ def _of_parquet(path: Path) -> Rows:
             f"{path.name} cannot be read without polars", remedy="install headway-health[store]"
         ) from error
     try:
-        wanted = [*_KEYS, *TIMES, "groups"]
+        there = pl.read_parquet_schema(path)
+        wanted = [
+            *_KEYS,
+            *(name for name in COLUMNS if name not in _NEW or name in there),
+            "groups",
+        ]
         frame = pl.read_parquet(path, columns=wanted, glob=False).with_row_index("owner")
         groups = (
             frame.select("owner", "groups").explode("groups").drop_nulls("groups")
@@ -78,12 +85,14 @@ def _of_parquet(path: Path) -> Rows:
         ) from error
 
     def column(rows: pl.DataFrame, name: str) -> Ints:
+        if name not in rows.columns:
+            return np.zeros(len(rows), np.int64)
         return rows[name].fill_null(-1).to_numpy().astype(np.int64)
 
     return Rows(
         column(frame, "node"), column(frame, "rank"),
         column(frame, "generation"), column(frame, "step"),
-        {name: column(frame, name) for name in TIMES},
+        {name: column(frame, name) for name in COLUMNS},
         column(groups, "owner"), column(groups, "line"),
         column(groups, "wait_us"),
     )  # fmt: skip
@@ -110,7 +119,7 @@ def rows_of(messages: Iterator[StepSummary]) -> Rows:
         ints([one.rank for _, one in steps]),
         ints([one.generation for _, one in steps]),
         ints([one.step for _, one in steps]),
-        {name: ints([getattr(one, name) for _, one in steps]) for name in TIMES},
+        {name: ints([getattr(one, name) for _, one in steps]) for name in COLUMNS},
         ints([owner for owner, _ in groups]),
         ints([one.line for _, one in groups]),
         ints([one.wait_us for _, one in groups]),
@@ -130,7 +139,7 @@ def _joined(parts: list[Rows]) -> Rows:
         joined([part.rank for part in parts]),
         joined([part.generation for part in parts]),
         joined([part.step for part in parts]),
-        {name: joined([part.times[name] for part in parts]) for name in TIMES},
+        {name: joined([part.times[name] for part in parts]) for name in COLUMNS},
         joined([part.owner + offset for part, offset in zip(parts, before, strict=False)]),
         joined([part.line for part in parts]),
         joined([part.wait_us for part in parts]),

@@ -14,6 +14,7 @@ Ints = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float32]
 TIMES = ("duration_us", "own_us", "data_us", "snapshot_us", "collection_us", "norm_us",
          "optimizer_us")  # fmt: skip
+COLUMNS = (*TIMES, "num_passes")
 MAX_STEPS = 128
 """The newest so many are judged."""
 WARM_STEPS = 3
@@ -35,7 +36,7 @@ class Rows:
     generation: Ints
     step: Ints
     times: Mapping[str, Ints]
-    """By the names in ``TIMES``."""
+    """By the names in ``COLUMNS``: a count beside the times."""
     owner: Ints
     """Row that each group's sum belongs to."""
     line: Ints
@@ -122,7 +123,7 @@ def table_of(rows: Rows, grid: Grid | None) -> StepTable:
     now_on[rows.rank[by_age]] = rows.node[by_age]
     return StepTable(
         grid or Grid(pp=num_ranks), grid is not None, steps, nodes, now_on,
-        {name: _filled(shape, cells, rows.times[name][kept]) for name in TIMES},
+        {name: _filled(shape, cells, rows.times[name][kept]) for name in COLUMNS},
         _waits(rows, row_of),
     )  # fmt: skip
 

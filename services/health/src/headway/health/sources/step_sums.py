@@ -48,6 +48,7 @@ def sums_of(
     is_wait = records["flags"][inside] & WAITING > 0
     kinds, nested = records["kind"][inside], _nested(records, inside, spent_ns)
     times_us = _times_ns(kinds, is_wait, spent_ns - nested, owner, len(steps)) // 1000
+    passes = np.bincount(owner[(_COLUMN_OF[kinds] == 0) & ~is_wait], minlength=len(steps)).tolist()
     entered_ns = records["start_ns"][inside].astype(np.int64)
     entered_ns -= steps["start_ns"].astype(np.int64)[owner]
     groups = _groups(records, inside, entered_ns, spent_ns * is_wait, owner)
@@ -73,6 +74,7 @@ def sums_of(
                     GroupSum(line, known.get(line, -1), *rest)
                     for line, *rest in groups.get(index, ())
                 ),
+                num_passes=passes[index],
             )
         )
     return found

@@ -88,8 +88,9 @@ def write_summaries(folder: Path, content: bytes) -> Path:
 def _rows(content: bytes) -> Iterator[tuple[object, ...]]:
     for message in unframed(content):
         for one in message.steps:
-            groups = [dict(zip(GROUP_FIELDS, group, strict=True)) for group in one.groups]
-            yield message.node, message.boot_id, *one[:-1], groups
+            fields = one._asdict()
+            groups = [dict(zip(GROUP_FIELDS, group, strict=True)) for group in fields.pop("groups")]
+            yield message.node, message.boot_id, *fields.values(), groups
 
 
 def summary_files(folder: Path) -> list[Path]:

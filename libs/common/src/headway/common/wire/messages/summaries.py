@@ -49,6 +49,8 @@ class StepSum(NamedTuple):
     norm_us: int
     optimizer_us: int
     groups: tuple[GroupSum, ...]
+    num_passes: int = 0
+    """Passes that ``own_us`` is the time of: a replica may have more than others. 0 if unknown."""
 
 
 class StepSummary(Message, tag="summaries.step_summary/1"):
