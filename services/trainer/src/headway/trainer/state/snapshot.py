@@ -7,6 +7,7 @@ until its optimizer.
 
 from __future__ import annotations
 
+import ctypes
 import threading
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -203,10 +204,7 @@ class Snapshots:
             raise CorruptError(f"a snapshot has {data.nbytes} bytes, this model needs {size}")
         for flat, start in zip(self._flats, self._starts, strict=True):
             piece = data[start : start + flat.state.nbytes]
-            if flat.state.device.type == "cpu":
-                np.copyto(flat.state.numpy().view(np.uint8), piece)
-            else:  # torch has no read-only tensors, so this makes a copy
-                flat.state.copy_(torch.from_numpy(piece.copy()).view(flat.state.dtype))
+            flat.state.copy_(_as_tensor(piece).view(flat.state.dtype))
 
     def _verified(self, arena: Arena, step: int) -> tuple[npt.NDArray[np.uint8], TrainState]:
         infos = arena.sealed()
@@ -304,6 +302,16 @@ class Snapshots:
             self.lacks_room = True
         else:
             self.lacks_room = False
+
+
+def _as_tensor(piece: npt.NDArray[np.uint8]) -> torch.Tensor:
+    """A tensor over memory that may be read-only, for the caller to read.
+
+    torch has no read-only tensors. A GPU copies from a slot that is page-locked at full speed, and
+    without a second copy on the host.
+    """
+    memory = (ctypes.c_uint8 * piece.nbytes).from_address(piece.ctypes.data)
+    return torch.frombuffer(memory, dtype=torch.uint8)
 
 
 def _mark_others(arena: Arena) -> None:
