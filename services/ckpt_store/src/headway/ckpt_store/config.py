@@ -7,6 +7,9 @@ from typing import Literal
 
 from headway.common.config_checks import above_zero, at_least, within
 
+MOST_STEPS_APART = 64
+"""Of two snapshots, where ``snapshot_every`` is ``auto``; all distances are powers of two."""
+
 
 @dataclass(frozen=True)
 class StoreConfig:
@@ -15,9 +18,10 @@ class StoreConfig:
     durable_every: int = 50
     """Steps between two durable checkpoints. Each of them is a snapshot in memory first, whatever
     ``snapshot_every`` is."""
-    snapshot_every: int = 1
+    snapshot_every: int | Literal["auto"] = 1
     """Steps between two snapshots in memory: a recovery that finds them repeats up to that many
-    completed steps. More than 1 copies less often; it does not save memory."""
+    completed steps. More than 1 copies less often; it does not save memory. ``auto`` measures both
+    and takes as few steps, up to 64, as keep the copy to half of the time."""
     keep: int = 3
     """Complete checkpoints that retention keeps, plus pinned ones. The newest is never removed."""
     verify_before_remove: Literal["digests", "sizes"] = "digests"
@@ -32,6 +36,13 @@ class StoreConfig:
     """How often the daemon lists the checkpoints folder for the parts of other nodes."""
 
     def __post_init__(self) -> None:
-        at_least(self, "ckpt", 1, "durable_every", "snapshot_every", "keep")
+        at_least(self, "ckpt", 1, "durable_every", "keep")
+        if self.snapshot_every != "auto":
+            at_least(self, "ckpt", 1, "snapshot_every")
         within(self, "ckpt", 0, 20, "nice")
         above_zero(self, "ckpt", "scan_period_s", "folder_period_s")
+
+    @property
+    def most_steps_apart(self) -> int:
+        """Every step that is a multiple of this has a snapshot in memory."""
+        return MOST_STEPS_APART if self.snapshot_every == "auto" else self.snapshot_every

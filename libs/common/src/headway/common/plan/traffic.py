@@ -24,8 +24,8 @@ from headway.common.plan.topology import Link, Topology
 
 Use = Literal["tensor parallel", "data parallel", "pipeline", "tied table", "sums"]
 """What the bytes are for."""
-NORM_BYTES = 8 * (3 + 7)
-"""What a rank puts into the two reductions of NORM, in fp64: three sums, seven numbers to agree on
+NORM_BYTES = 8 * (3 + 8)
+"""What a rank puts into the two reductions of NORM, in fp64: three sums, eight numbers to agree on
 (``trainer.comm.agreement``). They are gathered on one axis after the other."""
 
 

@@ -42,6 +42,8 @@ class Agreement:
     """Newest steering command received; 0 for none."""
     sealed: int
     """Newest snapshot sealed; -1 for none."""
+    every: int = 1
+    """Steps between two snapshots that this rank proposes."""
     stop: bool = False
     """Whether this rank wants the run to end with this step."""
     bad: bool = False
@@ -69,19 +71,23 @@ def all_reduce_agreement(
 ) -> Agreement:
     """Return the agreement of all ranks.
 
-    It has the oldest command and snapshot, and every flag that any rank set. When it returns, each
+    It has the oldest command and snapshot, the longest distance between snapshots, and every flag
+    that any rank set. When it returns, each
     rank has sealed the snapshot it names: that one is committed.
 
     Raises:
         Aborted: the generation was fenced.
     """
     values = torch.tensor(
-        [-mine.command, -mine.sealed, mine.stop, mine.bad, mine.busy, mine.moved, mine.full],
+        [
+            *(-mine.command, -mine.sealed, mine.every),
+            *(mine.stop, mine.bad, mine.busy, mine.moved, mine.full),
+        ],
         dtype=torch.float64,
     ).to(device)
     world.all_reduce(values, "max").wait()
-    command, sealed, *flags = read_when_ready(values, channels)
-    return Agreement(int(-command), int(-sealed), *(flag > 0 for flag in flags))
+    command, sealed, every, *flags = read_when_ready(values, channels)
+    return Agreement(int(-command), int(-sealed), int(every), *(flag > 0 for flag in flags))
 
 
 def least(world: Reducer, channels: Channels, number: float, device: torch.device) -> float:

@@ -66,6 +66,7 @@ class ControlLoop:
         mine = Agreement(
             command=self._hooks.command_seq(),
             sealed=snapshots.sealed,
+            every=self._commits.pace.every,
             stop=self._hooks.stop_requested(),
             bad=bad,
             busy=snapshots.busy,

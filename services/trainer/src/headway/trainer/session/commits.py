@@ -1,6 +1,7 @@
 """Which states are sealed, committed and made durable: the same decision on every rank.
 
-A snapshot is begun every ``ckpt.snapshot_every`` steps, and besides after a step at which a command
+A snapshot is begun every ``ckpt.snapshot_every`` steps, or as often as the ranks have agreed if
+that is ``auto``, and besides after a step at which a command
 took effect or a durable snapshot is due. The decisions rest on the step's number and on what the
 ranks agreed on, never on what one rank alone knows.
 """
@@ -13,6 +14,7 @@ from headway.common.plan.schedule.actions import Kind
 from headway.trainer.comm.agreement import Agreement
 from headway.trainer.session.context import StepContext
 from headway.trainer.session.hooks import Directive, StepHooks
+from headway.trainer.session.snapshot_pace import SnapshotPace
 from headway.trainer.state.train_state import TrainState
 
 
@@ -21,6 +23,8 @@ class Commits:
 
     def __init__(self, context: StepContext, state: TrainState, hooks: StepHooks) -> None:
         self._context, self._state, self._hooks = context, state, hooks
+        self.pace = SnapshotPace(context.config.ckpt.snapshot_every)
+        self._every = self.pace.every
         self._is_busy = False
         self._has_new_command = False
         self._doubtful_checkpoint_requested = False
@@ -42,7 +46,7 @@ class Commits:
         with self._context.recorder.record(Kind.SNAPSHOT, step=state.step - 1):
             state.durable_due |= state.step % ckpt.durable_every == 0
             durable = self._take_mark()
-            if durable or self._has_new_command or state.step % ckpt.snapshot_every == 0:
+            if durable or self._has_new_command or state.step % self._every == 0:
                 self._begin(durable=durable)
 
     def commit(self, agreed: Agreement) -> None:
@@ -65,7 +69,7 @@ class Commits:
             pause = min(1 << self._num_postponed, self._context.config.ckpt.durable_every)
             self._no_mark_before = state.step + pause if agreed.full else 0
         snapshots.commit(agreed.sealed)
-        self._is_busy = agreed.busy
+        self._is_busy, self._every = agreed.busy, agreed.every
 
     def follow(self, directive: Directive, *, is_new: bool) -> None:
         """Note what the agreed commands want of the next snapshot.

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ctypes
 import threading
+import time
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from queue import SimpleQueue
@@ -104,8 +105,8 @@ class Snapshots:
             self._thread.start()
         self._jobs.put(job)
 
-    def finish(self) -> None:
-        """Wait until the current snapshot is sealed.
+    def finish(self) -> float | None:
+        """Wait until the current snapshot is sealed; the seconds that it took, None without one.
 
         That is a memory copy, which depends on no other process.
 
@@ -114,7 +115,7 @@ class Snapshots:
         """
         job = self._running
         if job is None:
-            return
+            return None
         job.done.wait()
         self._running = None
         if job.trims and self._arena is not None:
@@ -122,6 +123,7 @@ class Snapshots:
         if job.error is not None:
             raise job.error
         self._sealed = job.slot.step
+        return job.took_s
 
     @property
     def awaits_commit(self) -> bool:
@@ -257,8 +259,10 @@ class Snapshots:
             job = self._jobs.get()
             if job is None:
                 return
+            began_s = time.monotonic()
             try:
                 self._copy(job)
+                job.took_s = time.monotonic() - began_s
             except Exception as error:
                 job.error = error
             job.done.set()
@@ -336,5 +340,6 @@ class _Job:
         self.slot, self.extra, self.written = slot, extra, written
         self.durable, self.reserve, self.doubtful = durable, reserve, doubtful
         self.trims = False
+        self.took_s = 0.0
         self.done = threading.Event()
         self.error: BaseException | None = None
