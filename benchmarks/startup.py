@@ -1,4 +1,4 @@
-"""How long do the ranks of a generation meet in its store, and what do they ask of it?
+"""Times how long the ranks of a generation take to meet in its store, and counts their requests.
 
     python -m benchmarks.startup [--ranks 2048 12288] [--times 3] [--out FILE]
 
@@ -6,12 +6,14 @@ The store is the real one, in a process of its own. Ranks are played: each has t
 rank has, with its own handshake, and asks what NCCL and the engine ask while a generation is built:
 for each communicator its first member stores an identifier that the others get, and at the end all
 ranks arrive. The grid is tp 8, pp 8 and as many replicas as there are ranks for, without
-interleaving. What is not played: NCCL's own connections between members.
+interleaving. The time includes the start of the processes that play. What is not played: NCCL's
+own connections between members.
 """
 
 from __future__ import annotations
 
 import multiprocessing
+import resource
 import select
 import statistics
 import sys
@@ -31,7 +33,8 @@ from benchmarks import report
 HOST = "127.0.0.1"
 TP, PP = 8, 8
 PLAYERS = 3
-"""Processes that play ranks: a process may open 20,000 files here, a rank needs two."""
+"""Processes that play ranks."""
+FILES_OF_RANK = 2
 IDENTIFIER = bytes(128)
 """As long as NCCL's."""
 LIMIT_S = 120.0
@@ -82,12 +85,12 @@ def play(ranks: Sequence[int], grid: Grid, endpoint: StoreEndpoint) -> Counter[i
             raise TimeoutError(f"{len(left)} ranks have not met after {LIMIT_S:g} s")
         for fd, _ in poller.poll(0.2):
             if fd in left:
-                _go_on(sockets[fd], left, fd, made, grid.world_size)
+                _follow(sockets[fd], left, fd, made, grid.world_size)
     context.destroy(linger=0)
     return Counter(number + 1 for number in made.values())
 
 
-def _go_on(
+def _follow(
     socket: zmq.Socket[bytes],
     left: dict[int, Iterator[_Request]],
     fd: int,
@@ -123,15 +126,17 @@ def measure(world_size: int) -> tuple[float, dict[int, int]]:
     grid = Grid(tp=TP, pp=PP, dp=world_size // (TP * PP))
     made = multiprocessing.get_context("fork")
     address, finished = made.Queue(), made.Event()
-    server = made.Process(target=serve, args=(world_size, address, finished))
+    server = made.Process(target=serve, args=(world_size, address, finished), daemon=True)
     server.start()
-    endpoint = address.get(timeout=LIMIT_S)
-    parts = [range(first, world_size, PLAYERS) for first in range(PLAYERS)]
-    with ProcessPoolExecutor(PLAYERS, mp_context=made) as pool:
-        began_s = time.perf_counter()
-        counts = list(pool.map(play, parts, [grid] * PLAYERS, [endpoint] * PLAYERS))
-        took_s = time.perf_counter() - began_s
-    finished.set()
+    try:
+        endpoint = address.get(timeout=LIMIT_S)
+        parts = [range(first, world_size, PLAYERS) for first in range(PLAYERS)]
+        with ProcessPoolExecutor(PLAYERS, mp_context=made) as pool:
+            began_s = time.perf_counter()
+            counts = list(pool.map(play, parts, [grid] * PLAYERS, [endpoint] * PLAYERS))
+            took_s = time.perf_counter() - began_s
+    finally:
+        finished.set()
     server.join()
     return took_s, dict(sorted(sum(counts, Counter[int]()).items()))
 
@@ -142,6 +147,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--ranks", type=int, nargs="+", default=[2048, 12288])
     parser.add_argument("--times", type=int, default=3)
     options = parser.parse_args(argv)
+    most_files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    for world_size in options.ranks:
+        needed = 100 + max(world_size, FILES_OF_RANK * world_size // PLAYERS)
+        if world_size % (TP * PP):
+            parser.error(f"--ranks {world_size} is no multiple of {TP * PP}")
+        if needed > most_files:
+            parser.error(f"--ranks {world_size} needs {needed} open files: raise `ulimit -n`")
     rows = {}
     for world_size in options.ranks:
         found = [measure(world_size) for _ in range(options.times)]

@@ -179,6 +179,7 @@ def _sums(
         elif move.what is What.END:
             kind, since_s = opened.pop()
             times[_name(kind)] += (ended_s - since_s) * 1e6
+            times["num_passes"] += kind in COMPUTE
             if kind is Kind.STEP:
                 yield step, _whole(times, since_s), tuple(
                     GroupSum(line, line_of_number(track, line), counts[line], round(wait_s * 1e6),
@@ -196,7 +197,7 @@ def line_of_number(track: Track, line: int) -> int:
 
 def _whole(times: dict[str, float], start_s: float) -> dict[str, float]:
     names = ("duration_us", "own_us", "data_us", "snapshot_us", "collection_us", "norm_us",
-             "optimizer_us")  # fmt: skip
+             "optimizer_us", "num_passes")  # fmt: skip
     return {name: times.get(name, 0.0) for name in names} | {"start_us": start_s * 1e6}
 
 

@@ -210,7 +210,7 @@ def _flat(dp_rank: int) -> SimpleNamespace:
 
 
 def piece_step(job: Job) -> Step:
-    """The linear maps of two layers over two ranks of tensor parallelism, there and back."""
+    """Forward and backward of two layers' linear maps over two ranks of tensor parallelism."""
     options = job.options
     settings = ("parallel.tp=2", "launch.ranks_per_node=2")
     config = load(RunConfig, overrides=settings)

@@ -82,8 +82,12 @@ def test_what_a_step_hides_is_measured_against_one_without_messages(
     found = _run(overlap, tmp_path / "overlap.json", "--only", row)
     (row_found,) = found["rows"].values()
     assert row_found["failed"] == {} and len(row_found["sides"]) == 3
-    assert row_found["sides"]["no time"]["hidden_percent"] == 100
-    assert all("hidden_percent" in side for side in row_found["sides"].values())
+    assert len(row_found["sides"]["headway"]["hidden_rounds"]) == 1
+
+
+def test_what_is_hidden_is_what_a_step_is_not_longer_by() -> None:
+    assert overlap.hidden_percent([1.0, 1.05, 1.1], [1.0, 1.0, 1.0], 0.1) == [100.0, 50.0, 0.0]
+    assert overlap.hidden_percent([1.0], [], 0.1) == []
 
 
 def test_the_theory_is_the_one_of_interleaved_schedules() -> None:

@@ -107,6 +107,10 @@ class Opened:
     def wait_selected(self, rank: int) -> None:
         self.page.wait_for_selector(f".headway-pictures[data-selected='{rank}']")
 
+    def wait_words(self, kind: str, words: str) -> None:
+        """Wait until a picture says this; it is drawn in a frame after the selection."""
+        self.figure(kind).locator(".words", has_text=words).wait_for()
+
 
 @pytest.fixture(scope="module")
 def opened(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Opened]:
@@ -172,8 +176,8 @@ def test_a_rank_selected_in_one_picture_is_explained_in_the_others(opened: Opene
     opened.wait_selected(7001)
     place = "pp 6 dp 107 tp 1"
     for kind in ("heat", "grid"):
-        words = opened.figure(kind).locator(".words").inner_text()
-        assert words.startswith(f"rank 7001 ({place})"), words
+        opened.wait_words(kind, f"rank 7001 ({place})")
+    opened.wait_words("graph", "rank 7001")
     way = opened.figure("graph").locator(".words").inner_text()
     assert [part.strip() for part in way.split("→")] == [
         "rank 7001", "waits in reduce_scatter 4 of dp group of rank 6145", "for rank 6145",

@@ -81,6 +81,9 @@ def test_gradients_summed_in_bf16_are_off_by_its_rounding(
     worst, name = distance(found.grads, expected.grads)
     assert 2**-12 < worst < 2**-7, f"gradients of {name} differ by {worst:.1e} of their norm"
     assert _curve_error(found.losses, expected.losses) < BARS["bf16"]
+    settings = layout.config("fp64", grad_reduce="bf16", overlap_grad_reduce=False)
+    one_by_one = train_layout(pool, settings, layout.world_size, tmp_path / "one by one", 3)
+    assert one_by_one.losses == {step: found.losses[step] for step in range(3)}
 
 
 def test_the_model_learns_and_its_norm_is_clipped_at_times(reference: Reference) -> None:

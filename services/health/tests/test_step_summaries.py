@@ -19,6 +19,7 @@ from headway.common.plan.collectives import GroupKind, Membership, Op, kind_of
 from headway.common.plan.schedule.actions import Kind
 from headway.common.wire import codec
 from headway.common.wire.messages.summaries import GroupSum, StepSum, StepSummary
+from headway.health.slowness.reading import read_rows
 from headway.health.sources.flight import FlightSource
 from headway.health.step_summaries import (
     MAX_MESSAGES,
@@ -104,6 +105,7 @@ def test_each_step_is_sent_once_with_its_times_and_groups(rank: Rank) -> None:
     assert rank.steps() == [0, 1, 2]
     assert [message.sequence for message in rank.sent] == [1, 2]
     one = rank.sent[0].steps[0]
+    assert one.num_passes == 2
     assert 0 < one.own_us + one.data_us <= one.duration_us + 3
     [group] = one.groups
     assert (group.line, group.number, group.num, group.nbytes) == (DP.line, 4, 1, 100)
@@ -155,6 +157,7 @@ def test_a_wait_for_parameters_within_a_pass_is_not_its_own_time(rank: Rank) -> 
     rank.look()
     one = rank.sent[0].steps[0]
     assert one.duration_us > 50_000 > 25_000 > one.own_us
+    assert one.num_passes == 2, "waits are no passes"
     rank.close()
 
 
@@ -257,6 +260,20 @@ def test_the_child_writes_one_parquet_file_with_all_groups(tmp_path: Path) -> No
     assert rows.select("rank", "step", "own_us").rows() == [(0, 2, 600), (0, 3, 600), (1, 1, 600)]
     assert rows["groups"][0].to_list()[0] == GroupSum(4, 0, 2, 50, 1 << 40, 10, 900)._asdict()
     assert log._waiting == []
+
+
+@pytest.mark.parametrize("is_old", [False, True])
+def test_files_of_both_versions_are_read_in_a_folder_of_any_name(
+    tmp_path: Path, is_old: bool
+) -> None:
+    folder = tmp_path / "a*[1]"
+    path = write_summaries(folder, framed([msgspec.msgpack.encode(summary(2))]))
+    if is_old:
+        content = pl.read_parquet(path, glob=False).drop("num_passes")
+        content.write_parquet(path)
+    rows, _, unread = read_rows(folder)
+    assert not unread and rows.step.tolist() == [2]
+    assert rows.times["num_passes"].tolist() == [0 if is_old else 6]
 
 
 def test_without_polars_the_bytes_are_kept_as_they_are(tmp_path: Path) -> None:

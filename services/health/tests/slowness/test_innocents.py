@@ -63,17 +63,49 @@ def test_what_the_newest_steps_do_not_show_is_over(left: int) -> None:
     assert found.until == (FIRST + steps.num_steps - 1 - left if is_over else None)
 
 
-@pytest.mark.parametrize("slow", [None, 1, 6])
-def test_replicas_with_more_passes_are_compared_by_pass(slow: int | None) -> None:
-    """Nine micro-batches over four replicas: three in the first, two in the others."""
-    steps = PlayedSteps(PP2_DP4)
-    more = np.isin(np.arange(8) % 4, 0)
-    steps.num_passes[:, more], steps.num_passes[:, ~more] = 6, 4
-    steps.own_us[:, more] *= 1.5
+@pytest.mark.parametrize("slow", [None, 0, 1, 6])
+@pytest.mark.parametrize("each", [(3, 2, 2, 2), (3, 3, 2, 2), (3, 2)])
+def test_replicas_with_more_passes_are_compared_by_pass(
+    each: tuple[int, ...], slow: int | None
+) -> None:
+    steps = unequal(Grid(pp=2, dp=len(each)), each)
+    slow = None if slow is None else slow % steps.grid.world_size
     if slow is not None:
         steps.own_us[AT:, slow] *= 1.2
     found = slowness_of(steps.table())
     assert [one.ranks for one in found] == ([] if slow is None else [(slow,)])
+
+
+@pytest.mark.parametrize("silent", range(4))
+@pytest.mark.parametrize("each", [(3, 3, 2, 2), (3, 2)])
+def test_a_replica_that_is_not_heard_of_makes_no_other_one_slow(
+    each: tuple[int, ...], silent: int
+) -> None:
+    steps = unequal(Grid(pp=2, dp=len(each)), each)
+
+    def cut(rows: Rows) -> Rows:
+        return taken(rows, np.flatnonzero((rows.rank != silent) | (rows.step < FIRST + AT)))
+
+    assert slowness_of(steps.table(cut)) == []
+
+
+def test_replicas_with_more_passes_read_more_data_in_more_time() -> None:
+    steps = unequal(PP2_DP4, (3, 2, 2, 2))
+    more = steps.num_passes > 4
+    steps.data_us[:] = 0.12 * PASSES_US
+    steps.other_us[:] = 0.12 * PASSES_US
+    steps.data_us[more] *= 1.5
+    steps.other_us[more] *= 1.5
+    assert [one.ranks for one in slowness_of(steps.table()) if one.ranks] == []
+
+
+def unequal(grid: Grid, each: tuple[int, ...]) -> PlayedSteps:
+    """Steps in which each replica has so many micro-batches."""
+    steps = PlayedSteps(grid)
+    number = np.array(each)[np.arange(grid.world_size) % grid.dp]
+    steps.num_passes[:] = 2 * number
+    steps.own_us *= number / 2
+    return steps
 
 
 def test_steps_of_an_older_version_name_no_number_of_passes() -> None:

@@ -1,6 +1,6 @@
 """What a layer moves through memory beside its products stays what it was counted to be.
 
-In bytes for each token, layer and element of the width, bf16, as on a GPU (../../docs/numerics.md).
+In bytes for each token, layer and element of the width, bf16, as on a GPU (docs/engine.md).
 """
 
 from __future__ import annotations

@@ -67,9 +67,17 @@ def times_of_actions(actions: pl.DataFrame, grid: Grid, action: str = PASSES) ->
 
 
 def times_of_summaries(summaries: pl.DataFrame, grid: Grid, column: str = "own_us") -> RankTimes:
-    """Times from summaries of steps, which exist for all ranks; ``own_us`` are the passes."""
+    """Times from summaries of steps, which exist for all ranks; ``own_us`` are the passes.
+
+    A replica may have made more passes than others: its time is scaled to the step's median number.
+    """
     name = PASSES if column == "own_us" else column.removesuffix("_us").replace("_", " ")
-    return _table(name, grid, summaries.with_columns((pl.col(column) * 1e-6).alias("seconds")))
+    seconds = pl.col(column) * 1e-6
+    if column == "own_us":
+        passes = pl.when(pl.col("num_passes") > 0).then("num_passes")
+        usual = passes.median().over("generation", "step")
+        seconds = seconds * (usual / passes).fill_null(1.0)
+    return _table(name, grid, summaries.with_columns(seconds.alias("seconds")))
 
 
 def labels(actions: pl.DataFrame) -> list[str]:

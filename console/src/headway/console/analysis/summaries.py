@@ -26,6 +26,7 @@ SCHEMA: dict[str, pl.DataType | type[pl.DataType]] = {
     "start_ns": pl.Int64,
     **dict.fromkeys(_TIMES, pl.Int64),
     "groups": pl.List(pl.Struct(dict.fromkeys(_GROUP, pl.Int64))),
+    "num_passes": pl.Int64,
 }
 
 
@@ -84,6 +85,8 @@ def group_lateness(summaries: pl.DataFrame) -> pl.DataFrame:
 def _read(path: Path, where: pl.Expr | None) -> pl.DataFrame:
     rows = pl.scan_parquet(path, glob=False)
     try:
+        if "num_passes" not in rows.collect_schema():  # of an older version
+            rows = rows.with_columns(num_passes=pl.lit(0))
         return (rows if where is None else rows.filter(where)).select(
             pl.col(name).cast(kind) for name, kind in SCHEMA.items()
         ).collect()  # fmt: skip

@@ -20,8 +20,9 @@ class StoreConfig:
     ``snapshot_every`` is."""
     snapshot_every: int | Literal["auto"] = 1
     """Steps between two snapshots in memory: a recovery that finds them repeats up to that many
-    completed steps. More than 1 copies less often; it does not save memory. ``auto`` measures both
-    and takes as few steps, up to 64, as keep the copy to half of the time."""
+    completed steps. More than 1 copies less often; it does not save memory. ``auto`` measures how
+    long a step and a copy take, and takes the fewest steps (a power of two, at most 64) in whose
+    time a copy takes half or less."""
     keep: int = 3
     """Complete checkpoints that retention keeps, plus pinned ones. The newest is never removed."""
     verify_before_remove: Literal["digests", "sizes"] = "digests"

@@ -44,7 +44,8 @@ class Parts:
 
 def parts_of(table: StepTable) -> Parts:
     """The excess of each part; NaN where it is not known, or there is nobody to compare with."""
-    own = _as_if_equal(table)
+    scale = _scale(table)
+    own = np.asarray(table.by_place(table.times["own_us"]) * scale, np.float32)
     has_time = ~np.isnan(own)
     is_known = has_time.mean(axis=3) >= LEAST_MEMBERS
     is_known &= has_time.mean(axis=0).min(axis=-1, keepdims=False) >= LEAST_MEMBERS
@@ -57,18 +58,22 @@ def parts_of(table: StepTable) -> Parts:
     excess: dict[Part, Floats] = {"own": np.broadcast_to(own_excess[..., None], own.shape)}
     for part in RECORDED:
         values = table.by_place(table.times[f"{part}_us"])
+        values = values * scale if part == "data" else values
         excess[part] = np.asarray((values - _usual(values)) / base_us, np.float32)
-    other = table.by_place(_unrecorded(table))
+    other = table.by_place(_unrecorded(table)) * scale
     excess["other"] = np.asarray((other - _of_stage(other)) / base_us, np.float32)
     return Parts(excess, base_us, unit, stage_us)
 
 
-def _as_if_equal(table: StepTable) -> Floats:
-    """The time of the passes, as long as it were if all replicas had equally many."""
-    own, passes = (table.by_place(table.times[name]) for name in ("own_us", "num_passes"))
+def _scale(table: StepTable) -> Floats:
+    """What times that grow with the passes are multiplied by: replicas may have unequally many.
+
+    All stages have as many as each other, so their median does not depend on who is missing.
+    """
+    passes = table.by_place(table.times["num_passes"])
     known = np.where(passes > 0, passes, np.nan)
-    usual = median(known.reshape(*known.shape[:2], -1), 2)[:, :, None, None]
-    return np.asarray(own * np.nan_to_num(usual / known, nan=1.0), np.float32)
+    usual = median(known.reshape(len(known), -1), 1)[:, None, None, None]
+    return np.asarray(np.nan_to_num(usual / known, nan=1.0), np.float32)
 
 
 def _usual(values: Floats) -> Floats:

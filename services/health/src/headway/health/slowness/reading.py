@@ -67,7 +67,7 @@ def _of_parquet(path: Path) -> Rows:
             f"{path.name} cannot be read without polars", remedy="install headway-health[store]"
         ) from error
     try:
-        there = pl.read_parquet_schema(path)
+        there = pl.scan_parquet(path, glob=False).collect_schema().names()
         wanted = [
             *_KEYS,
             *(name for name in COLUMNS if name not in _NEW or name in there),
