@@ -151,7 +151,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     for world_size in options.ranks:
         needed = 100 + max(world_size, FILES_OF_RANK * world_size // PLAYERS)
         if world_size % (TP * PP):
-            parser.error(f"--ranks {world_size} is no multiple of {TP * PP}")
+            parser.error(f"--ranks {world_size} cannot be divided by {TP * PP}")
         if needed > most_files:
             parser.error(f"--ranks {world_size} needs {needed} open files: raise `ulimit -n`")
     rows = {}

@@ -206,6 +206,7 @@ def summary(
         norm_us=100,
         optimizer_us=90,
         groups=(GroupSum(4, 0, 2, 50, 1 << 40, 10, 900), GroupSum(8, 0, 1, 5, 4, 950, 950)),
+        num_passes=6,
     )
     return StepSummary(
         run_id=run_id,

@@ -8,7 +8,8 @@ from typing import Literal
 from headway.common.config_checks import above_zero, at_least, within
 
 MOST_STEPS_APART = 64
-"""Of two snapshots, where ``snapshot_every`` is ``auto``; all distances are powers of two."""
+"""Most steps between two snapshots if ``snapshot_every`` is ``auto``; all distances are powers of
+two."""
 
 
 @dataclass(frozen=True)
