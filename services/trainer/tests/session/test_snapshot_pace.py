@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from dataclasses import replace
 from itertools import pairwise
@@ -9,53 +10,50 @@ from pathlib import Path
 from typing import Any, Literal
 
 import pytest
-from headway.ckpt_store.config import MOST_STEPS_APART, StoreConfig
+from headway.ckpt_store.config import StoreConfig
 from headway.common.config import from_dict
 from headway.common.errors import ConfigError
 from headway.common.node.arena import Arena
+from headway.testkit.trainer.gloo_threads import over_gloo
+from headway.testkit.trainer.layouts import small_run
 from headway.testkit.trainer.sessions import arena_at, one_rank, train_on
 from headway.testkit.trainer.synthetic import synthetic
+from headway.trainer.comm.groups import Groups
+from headway.trainer.config import RunConfig
+from headway.trainer.session.hooks import StepHooks
 from headway.trainer.session.session import Session
-from headway.trainer.session.snapshot_pace import SnapshotPace
+from headway.trainer.session.snapshot_pace import MOST_STEPS_APART, SnapshotPace
+from headway.trainer.state.snapshot import Snapshots
 
 
-def pace(configured: int | str, step_s: list[float], copy_s: list[float]) -> int:
+def pace(configured: int | str, steps: list[tuple[float, float | None]]) -> int:
     found = SnapshotPace(configured)
-    for seconds in step_s:
-        found.note_step(seconds)
-    for seconds in copy_s:
-        found.note_copy(seconds)
+    for step_s, copy_s in steps:
+        found.note(step_s, copy_s)
     return found.every
 
 
 @pytest.mark.parametrize(
-    ("step_s", "copy_s", "every"),
+    ("steps", "every"),
     [
-        ([], [], 1),
-        ([1.0], [], 1),
-        ([1.0], [0.4], 1),
-        ([1.0], [0.6], 2),
-        ([2.0], [2.1], 4),
-        ([1.0], [1e6], MOST_STEPS_APART),
-        ([1.0, 1.0, 50.0], [0.4, 0.4, 9.0], 1),
-        ([0.0], [0.1], MOST_STEPS_APART),
+        ([], 1),
+        ([(1.0, 9.0)] * 2, 1),
+        ([(1.0, 0.4)] * 3, 1),
+        ([(1.0, 0.6)] * 3, 2),
+        ([(2.0, 2.1)] * 3, 4),
+        ([(1.0, 1e6)] * 3, MOST_STEPS_APART),
+        ([(0.0, 0.1)] * 3, MOST_STEPS_APART),
+        ([(1.0, 0.4), (50.0, 9.0), (1.0, 0.4)], 1),
+        ([(1.0, 8.0)] * 9 + [(1.0, 0.1)] * 5, 1),
+        # steps that wait for their copy say less than one that does not
+        ([(3.0, 3.0)] * 5 + [(1.0, None)], 8),
     ],
 )
 def test_the_copy_takes_half_of_the_time_at_most(
-    step_s: list[float], copy_s: list[float], every: int
+    steps: list[tuple[float, float | None]], every: int
 ) -> None:
-    assert pace("auto", step_s, copy_s) == every
-    assert pace(3, step_s, copy_s) == 3
-
-
-def test_only_the_newest_times_count() -> None:
-    assert pace("auto", [1.0] * 5, [8.0] * 9 + [0.1] * 5) == 1
-
-
-def test_what_the_driver_relies_on_is_a_multiple_of_every_distance() -> None:
-    assert StoreConfig(snapshot_every=3).most_steps_apart == 3
-    most = StoreConfig(snapshot_every="auto").most_steps_apart
-    assert all(most % pace("auto", [1.0], [2.0**n]) == 0 for n in range(-3, 20))
+    assert pace("auto", steps) == every
+    assert pace(3, steps) == 3
 
 
 @pytest.mark.parametrize("value", [0, -1, "often", 1.5])
@@ -82,9 +80,42 @@ def test_slow_copies_are_made_less_often_with_the_same_losses(
             monkeypatch.setattr(Arena, "seal", slow)
         losses[name] = _losses(tmp_path / name, every)
     assert losses["auto"] == losses["each"]
-    assert sealed[:2] == [0, 1], "nothing is known at the first ones"
+    assert sealed[:3] == [0, 1, 2], "too little is known at the first ones"
     apart = [after - before for before, after in pairwise(sealed)]
-    assert max(apart) >= 4 and len(sealed) < 8
+    assert max(apart) >= 2 and len(sealed) < 14
+
+
+def test_ranks_take_the_longest_distance_that_one_proposes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    ranks: dict[int, int] = {}
+    begun: dict[int, list[int]] = {0: [], 1: []}
+    monkeypatch.setattr(
+        SnapshotPace, "every", property(lambda _: 4 if ranks[threading.get_ident()] else 1)
+    )
+    begin = Snapshots.begin
+
+    def noted(self: Snapshots, step: int, *args: Any, **options: Any) -> None:
+        begun[ranks[threading.get_ident()]].append(step)
+        begin(self, step, *args, **options)
+
+    monkeypatch.setattr(Snapshots, "begin", noted)
+    settings = small_run("fp32", parallel={"dp": 2}, world_size=2)
+    settings["train"] |= {"steps": 10, "eval_every": 0}
+    settings["ckpt"] = {"durable_every": 1000, "snapshot_every": "auto"}
+    config = from_dict(RunConfig, settings)
+
+    def member(groups: Groups) -> None:
+        rank = groups.every_rank.rank
+        ranks[threading.get_ident()] = rank
+        session = Session(config, rank, data_factory=synthetic(config, rank))
+        session.join(groups)
+        session.load("init")
+        session.run(StepHooks())
+
+    over_gloo(config.parallel.grid, member)
+    assert begun[0] == begun[1]
+    assert [step for step in begun[0] if 0 < step < 10] == [4, 8]
 
 
 def _losses(path: Path, every: int | Literal["auto"]) -> list[float]:

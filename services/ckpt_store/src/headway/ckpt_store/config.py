@@ -7,10 +7,6 @@ from typing import Literal
 
 from headway.common.config_checks import above_zero, at_least, within
 
-MOST_STEPS_APART = 64
-"""Most steps between two snapshots if ``snapshot_every`` is ``auto``; all distances are powers of
-two."""
-
 
 @dataclass(frozen=True)
 class StoreConfig:
@@ -43,8 +39,3 @@ class StoreConfig:
             at_least(self, "ckpt", 1, "snapshot_every")
         within(self, "ckpt", 0, 20, "nice")
         above_zero(self, "ckpt", "scan_period_s", "folder_period_s")
-
-    @property
-    def most_steps_apart(self) -> int:
-        """Every step that is a multiple of this has a snapshot in memory."""
-        return MOST_STEPS_APART if self.snapshot_every == "auto" else self.snapshot_every

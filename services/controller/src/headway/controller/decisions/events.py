@@ -283,6 +283,7 @@ class Start:
     former_silent_s: float = 0.0
     """How long ago that was, at least."""
     snapshot_every: int = 1
+    """1 also if the ranks measure it."""
     """Steps between two snapshots in memory."""
     checks_nodes: bool = False
     """Machines are checked before the run relies on them."""

@@ -58,7 +58,11 @@ def is_still(core: Core) -> bool:
 
 
 def step_in_memory(core: Core) -> int:
-    """The newest step that every rank certainly holds in memory, or has restored."""
+    """The newest step that every rank may hold in memory, or has restored.
+
+    With snapshots at measured distances it is taken to be the newest one: if they hold an older
+    one, a drain that waits for it continues when the ranks step again.
+    """
     every = core.snapshot_every
     return max(core.restore.step, (core.step - 1) // every * every)
 

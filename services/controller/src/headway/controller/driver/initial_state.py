@@ -78,7 +78,7 @@ def begin(
         source=installed.source(),
         former=former,
         former_silent_s=former_silent_s,
-        snapshot_every=config.ckpt.most_steps_apart,
+        snapshot_every=1 if config.ckpt.snapshot_every == "auto" else config.ckpt.snapshot_every,
         checks_nodes=config.health.checks_nodes(are_machines=is_joined),
         check_limit_s=config.health.quick_suite_s + CHECK_REPORT_S,
         is_on_gloo=config.train.device == "cpu",

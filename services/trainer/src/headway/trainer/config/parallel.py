@@ -45,7 +45,7 @@ class ParallelConfig:
     grad_reduce: Literal["master", "bf16"] = "master"
     """The type in which gradients are summed over replicas: that in which they were added up, fp32
     or fp64, or bf16, for half the traffic or less and 2 bytes a parameter more memory. A value is
-    then off by up to 2^-9 of each replica's, and as much for each addition."""
+    then off by up to 2^-8 of each replica's, and as much for each addition."""
     overlap_param_gather: bool = True
     """Gather parameters while data load and earlier buckets compute; off waits for each gather at
     once. Same bits either way."""

@@ -81,7 +81,7 @@ class TrainStep:
             finally:
                 self._context.tp.record(None)
         duration_s = time.monotonic() - started_s
-        self._commits.pace.note_step(duration_s - totals.waited_s)
+        self._commits.pace.note(duration_s, totals.copy_s)
         return StepResult(
             step=step,
             loss=totals.sums.mean_loss,
@@ -225,10 +225,7 @@ class TrainStep:
             loss_sum = self._compute_again(totals)
         # before this rank contributes: see docs/protocol.md, section 3
         with context.recorder.record(Kind.SNAPSHOT_WAIT, step=totals.step):
-            began_s = time.monotonic()
-            if (took_s := context.snapshots.finish()) is not None:
-                self._commits.pace.note_copy(took_s)
-            totals.waited_s = time.monotonic() - began_s
+            totals.copy_s = context.snapshots.finish()
         with context.recorder.record(Kind.NORM, step=totals.step):
             norm_square = torch.stack([flat.norm_square() for flat in context.flats]).sum()
             sums = context.sum_over_ranks(norm_square, loss_sum, totals.num_tokens, totals.step)
@@ -290,8 +287,8 @@ class _StepTotals:
         self.sums = Sums(0.0, 0.0, 0.0)
         self.grad_norm = 0.0
         self.grad_scale = 1.0
-        self.waited_s = 0.0
-        """For the snapshot under way."""
+        self.copy_s: float | None = None
+        """Time of the snapshot's copy during the step, None without one."""
         self.is_finite = True
         self.is_skipped = self.is_stopped = False
         self.spike = ""

@@ -20,8 +20,8 @@ def softmax_in_place(logits: torch.Tensor, mask: torch.Tensor, dtype: torch.dtyp
     where the first ones are used again (2.13).
     """
     highest, total = softmax_sums(logits, dtype)
-    exponentials = (logits.to(dtype) - highest[:, None]).exp()
-    logits.copy_(exponentials * (mask / total)[:, None])
+    exponentials = (logits.to(dtype) - highest[:, None]).exp_()
+    logits.copy_(exponentials.mul_((mask / total)[:, None]))
     return highest, total
 
 
