@@ -237,7 +237,10 @@ class LocalRun(DrilledRun):
 
     def _wait_fired(self, key: str) -> dict[str, Any]:
         """Wait for a crash point; returns when it was reached and by whom."""
-        if not wait_until(lambda: key in fired(self._failpoints), FIRE_LIMIT_S, every_s=0.005):
+        # a file that is claimed and not written yet says nothing
+        if not wait_until(
+            lambda: bool(fired(self._failpoints).get(key)), FIRE_LIMIT_S, every_s=0.005
+        ):
             raise DeadlineError(f"crash point {key} was not reached in {FIRE_LIMIT_S:.0f} s")
         return fired(self._failpoints)[key]
 

@@ -91,8 +91,24 @@ def test_times_come_from_flight_records() -> None:
 
 def test_of_a_step_done_again_the_newest_attempt_counts() -> None:
     rows = pl.DataFrame(
-        {"rank": [0, 1, 0], "generation": [0, 0, 1], "step": [4, 4, 4], "own_us": [9, 9, 5]}
+        {
+            "rank": [0, 1, 0],
+            "generation": [0, 0, 1],
+            "step": [4, 4, 4],
+            "own_us": [9, 9, 5],
+            "num_passes": [2, 2, 2],
+        }
     )
     found = times_of_summaries(rows, Grid(dp=2))
     assert found.label == PASSES
     np.testing.assert_allclose(found.seconds, [[5e-6, np.nan]])
+
+
+def test_a_replica_with_more_passes_is_compared_by_pass() -> None:
+    columns = {"rank": [0, 1, 2], "generation": [0] * 3, "step": [4] * 3, "own_us": [9, 6, 6]}
+    known, unknown = (
+        times_of_summaries(pl.DataFrame({**columns, "num_passes": passes}), Grid(dp=3))
+        for passes in ([6, 4, 4], [0, 0, 0])
+    )
+    np.testing.assert_allclose(known.seconds, [[6e-6, 6e-6, 6e-6]])
+    np.testing.assert_allclose(unknown.seconds, [[9e-6, 6e-6, 6e-6]])

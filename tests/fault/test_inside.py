@@ -138,7 +138,7 @@ def test_a_hanging_main_thread_is_behind_in_the_table_and_is_the_one_replaced(
     known = len(read_verdicts(run.folder.path / "verdicts.jsonl"))
     struck(run, fault)
     until(lambda: table(run, 0, GroupKind.DP).entered > table(run, RANK, GroupKind.DP).entered)
-    after = look.healthy(run, before.step + 8)
+    after = look.healthy(run, before.step + 8, fallen={pids[RANK]})
     replaced = {one.rank for one in after.ranks if pids[one.rank] != one.pid}
     assert replaced == {RANK}
     news = read_verdicts(run.folder.path / "verdicts.jsonl")[known:]

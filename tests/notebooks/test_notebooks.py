@@ -209,7 +209,7 @@ def test_the_notebook_about_ablation_measures_a_ladder(tmp_path: Path) -> None:
     text = (REPOSITORY / "notebooks" / copy.name).read_text()
     changes = {
         "../examples/ablate.toml": str(file),
-        '["tp", "pp", "dp", "lamb"]': '["pp", "dp"]',
+        r"[\"tp\", \"pp\", \"dp\", \"lamb\"]": r"[\"pp\", \"dp\"]",
         "rounds=3": "rounds=2, steps=4",
     }
     for old, new in changes.items():

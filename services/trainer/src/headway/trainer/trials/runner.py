@@ -78,5 +78,9 @@ class TrialRunner:
         self.close()
 
     def _last_words(self) -> str:
-        self._log.seek(0)
-        return " | ".join(self._log.read().strip().splitlines()[-LOG_LINES:]) or "no log"
+        try:
+            self._log.seek(0)
+            lines = self._log.read().strip().splitlines()
+        except ValueError:  # another thread has closed this object
+            lines = []
+        return " | ".join(lines[-LOG_LINES:]) or "no log"
