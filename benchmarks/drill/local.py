@@ -237,7 +237,7 @@ class LocalRun(DrilledRun):
 
     def _wait_fired(self, key: str) -> dict[str, Any]:
         """Wait for a crash point; returns when it was reached and by whom."""
-        # a file that is claimed and not written yet says nothing
+        # the file of a claim is there before its content
         if not wait_until(
             lambda: bool(fired(self._failpoints).get(key)), FIRE_LIMIT_S, every_s=0.005
         ):
