@@ -21,6 +21,7 @@ import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
+from typing import Any
 
 import zmq
 from headway.common.plan.grid import AXES, Grid
@@ -113,11 +114,11 @@ def _follow(
         socket.send(_encode(following))
 
 
-def serve(world_size: int, address: object, finished: object) -> None:
+def serve(world_size: int, address: Any, finished: Any) -> None:
     """Serve until ``finished`` is set."""
     server = StoreServer(HOST, world_size=world_size, timeout_s=LIMIT_S)
-    address.put(server.endpoint)  # type: ignore[attr-defined]
-    finished.wait()  # type: ignore[attr-defined]
+    address.put(server.endpoint)
+    finished.wait()
     server.close()
 
 

@@ -32,7 +32,7 @@ from headway.trainer.parallel.data import DataParallel
 from headway.trainer.parallel.tensor import TensorParallel
 from headway.trainer.pipeline.executor import Handler, Pipeline
 
-from benchmarks.train.sleepers import OF_STEP, SleepingChunk, SleepingForward
+from benchmarks.train.sleepers import OF_STEP, SleepingChunk, SleepingForward, sleeping_pass
 from benchmarks.train.turns import Step, Turns
 from benchmarks.train.worker import Job
 
@@ -178,26 +178,14 @@ def bucket_step(job: Job) -> Step:
         Kind.NORM: lambda *_: data.finish(0),
     }
 
-    def step(_: int) -> float:
-        Pipeline(
-            actions,
-            [chunk],  # type: ignore[list-item]
-            groups.pipe,
-            NoRecorder(),
-            step=0,
-            micro_batch_size=1,
-            loss_scale=1.0,
-            train=True,
-            overlap=True,
-            handlers=handlers,
-            check=groups.channels.check,
-            before_bucket=lambda _, bucket: data.ready(bucket, 0),
-            after_bucket=lambda _, bucket: data.reduce(bucket, 0),
-        ).run()
-        groups.every_rank.all_reduce(torch.zeros(1)).wait()
-        return 0.0
-
-    return step
+    return lambda _: sleeping_pass(
+        actions,
+        [chunk],
+        groups,
+        handlers,
+        before_bucket=lambda _, bucket: data.ready(bucket, 0),
+        after_bucket=lambda _, bucket: data.reduce(bucket, 0),
+    )
 
 
 def _flat(dp_rank: int) -> SimpleNamespace:

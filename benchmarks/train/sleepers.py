@@ -7,6 +7,7 @@ that are not hidden, and waiting at the wrong place.
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping, Sequence
 from types import SimpleNamespace
 from typing import Any
 
@@ -17,10 +18,11 @@ from headway.common.plan.schedule.generate import generate
 from headway.common.plan.schedule.lower import lower
 from headway.testkit.trainer.pool import WorkerContext
 from headway.testkit.trainer.training import build_groups
+from headway.trainer.comm.groups import Groups
 from headway.trainer.config import RunConfig
 from headway.trainer.data.batches import MicroBatch
 from headway.trainer.device.recorder import NoRecorder
-from headway.trainer.pipeline.executor import Handler, Pipeline
+from headway.trainer.pipeline.executor import BucketHandler, Handler, Pipeline
 from torch import nn
 from torch.distributed.pipelining import PipelineStage
 
@@ -105,25 +107,36 @@ def our_step(job: Job) -> Step:
     handlers: dict[Kind, Handler] = {kind: lambda *_: None for kind in OF_STEP}
     handlers[Kind.DATA] = data
 
-    def step(_: int) -> float:
-        Pipeline(
-            actions,
-            chunks,  # type: ignore[arg-type]
-            groups.pipe,
-            NoRecorder(),
-            step=0,
-            micro_batch_size=1,
-            loss_scale=1.0,
-            train=True,
-            overlap=True,
-            handlers=handlers,
-            check=groups.channels.check,
-            before_bucket=lambda *_: None,
-        ).run()
-        groups.every_rank.all_reduce(torch.zeros(1)).wait()
-        return 0.0
+    return lambda _: sleeping_pass(actions, chunks, groups, handlers)
 
-    return step
+
+def sleeping_pass(
+    actions: Sequence[Action],
+    chunks: Sequence[SleepingChunk],
+    groups: Groups,
+    handlers: Mapping[Kind, Handler],
+    *,
+    before_bucket: BucketHandler = lambda *_: None,
+    after_bucket: BucketHandler | None = None,
+) -> float:
+    """One pass over the list, to whose end all ranks wait; there is no loss."""
+    Pipeline(
+        actions,
+        chunks,  # type: ignore[arg-type]
+        groups.pipe,
+        NoRecorder(),
+        step=0,
+        micro_batch_size=1,
+        loss_scale=1.0,
+        train=True,
+        overlap=True,
+        handlers=handlers,
+        check=groups.channels.check,
+        before_bucket=before_bucket,
+        after_bucket=after_bucket,
+    ).run()
+    groups.every_rank.all_reduce(torch.zeros(1)).wait()
+    return 0.0
 
 
 class _Nap(torch.autograd.Function):

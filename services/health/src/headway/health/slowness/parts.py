@@ -68,7 +68,7 @@ def parts_of(table: StepTable) -> Parts:
 def _scale(table: StepTable) -> Floats:
     """What times that grow with the passes are multiplied by: replicas may have unequally many.
 
-    All stages have as many as each other, so their median does not depend on who is missing.
+    Every stage makes equally many, so the median of all does not depend on which rank is missing.
     """
     passes = table.by_place(table.times["num_passes"])
     known = np.where(passes > 0, passes, np.nan)
