@@ -17,7 +17,7 @@ class PairwiseConfig:
     one data centre within some tens of milliseconds."""
 
     num_bursts: int = 3
-    """Bursts in each direction, of which the middle one counts: other traffic disturbs one."""
+    """Bursts in each direction, of which the fastest one counts: whatever passes only slows one."""
 
     cpu_burst_s: float = 0.5
     """Duration of one burst of arithmetic, several periods of the kernel's CPU quota (0.1 s)."""

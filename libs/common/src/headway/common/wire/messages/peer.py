@@ -14,7 +14,7 @@ class MeasureCpu(Message, tag="peer.measure_cpu/1"):
     burst_s: float
     """How long one measurement takes."""
     num_bursts: int
-    """The middle one counts."""
+    """The fastest one counts."""
 
 
 class CpuMeasured(Message, tag="peer.cpu_measured/1"):
@@ -66,7 +66,7 @@ class LinkMeasured(Message, tag="peer.link_measured/1"):
     about = reply("peer -> coordinator over tcp: one per `MeasureLink`")
 
     sent_bytes_per_s: float
-    """From the second peer to the first, the middle one of all bursts."""
+    """From the second peer to the first, the fastest one of all bursts."""
     received_bytes_per_s: float
     latency_s: float
     """Median time of a small message there and back."""
