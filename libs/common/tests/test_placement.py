@@ -11,6 +11,7 @@ from headway.common.errors import ConfigError
 from headway.common.plan.grid import Grid
 from headway.common.plan.nearest import place
 from headway.common.plan.placement import Placement
+from headway.common.plan.spares import choose_spares
 from headway.common.plan.topology import Link, Topology
 from headway.common.plan.traffic import Lane, Ring, Traffic, bytes_by_link
 
@@ -38,6 +39,11 @@ def over(link: Link, moved: Traffic, placement: Placement, topology: Topology) -
     return sum(found[link] for found in bytes_by_link(moved, placement, topology).values())
 
 
+def _spares(moved: Traffic, ranks_per_node: int, topology: Topology) -> tuple[int, ...]:
+    num_nodes = moved.grid.world_size // ranks_per_node
+    return choose_spares(topology, topology.num_nodes - num_nodes)
+
+
 def draw(rng: random.Random, *, is_scattered: bool) -> tuple[Traffic, int, Topology]:
     """A cluster of 2 to 10 leaves, and a run on all of its nodes but some spares."""
     sizes = [rng.randint(2, 12) for _ in range(rng.randint(2, 10))]
@@ -61,7 +67,9 @@ def test_no_placement_sends_more_over_the_spine_than_consecutive_ranks() -> None
         is_scattered = seed % 2 == 0
         moved, ranks_per_node, topology = draw(random.Random(seed), is_scattered=is_scattered)
         placed = place(moved, ranks_per_node, topology)
-        consecutive = Placement(moved.grid, ranks_per_node)
+        carriers = set(placed.node_by_rank())
+        assert carriers.isdisjoint(_spares(moved, ranks_per_node, topology)), seed
+        consecutive = Placement(moved.grid, ranks_per_node, tuple(sorted(carriers)))
         assert sorted(placed.node_by_rank()) == consecutive.node_by_rank(), seed
         after = over(Link.SPINE, moved, placed, topology)
         before = over(Link.SPINE, moved, consecutive, topology)
