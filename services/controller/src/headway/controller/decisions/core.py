@@ -9,7 +9,13 @@ from headway.common.wire.messages.executor import WorkerBeat
 from headway.common.wire.messages.worker import Restore, Steer
 from headway.controller.decisions.crash_loop import CrashLoopBreaker
 from headway.controller.decisions.effects import Effects
-from headway.controller.decisions.events import CheckCheckpoint, Finish, Memory, Start
+from headway.controller.decisions.events import (
+    CheckCheckpoint,
+    Finish,
+    Memory,
+    Start,
+    topology_of,
+)
 from headway.controller.decisions.failures import Failure, Failures, RecoveryCost
 from headway.controller.decisions.fleet import Fleet
 from headway.controller.decisions.members import Members
@@ -36,7 +42,7 @@ class Core:
         memory = start.memory
         self.clock = AwakeClock(now)
         self.effects = Effects(self.clock)
-        self.fleet = Fleet(start.nodes, start.rank_nodes)
+        self.fleet = Fleet(start.nodes, start.rank_nodes, topology_of(start))
         self.fleet.checks.is_on = start.checks_nodes
         self.check_limit_s = start.check_limit_s
         self.members = Members(self.fleet.rank_nodes)

@@ -13,6 +13,7 @@ import dataclasses
 from dataclasses import dataclass, field
 
 from headway.common.decide import Action, Event
+from headway.common.plan.topology import Chain, Topology
 from headway.common.wire.message import Message
 from headway.common.wire.messages.driver import NodeBeat, Relay, Seals, WorkerGone
 from headway.common.wire.messages.worker import Steer
@@ -293,6 +294,13 @@ class Start:
     """The ranks communicate over gloo, which ends a collective at ``group_timeout_s`` itself."""
     link_wait_s: float = 0.0
     """How long ranks may make no progress because a link is away; 0 if that is not provided for."""
+    switches: tuple[Chain, ...] = ()
+    """The switches above each node, the top one first; empty where they are not known."""
+
+
+def topology_of(start: Start) -> Topology:
+    """The network of the run's nodes; a node whose switches are not given is at no known place."""
+    return Topology((*start.switches, *((),) * (start.nodes - len(start.switches))))
 
 
 Input = Event | NodeBeat | Relay | Seals | WorkerGone

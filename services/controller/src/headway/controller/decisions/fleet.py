@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import msgspec
+from headway.common.plan.topology import Topology
 from headway.common.wire.messages.driver import NodeBeat, NodeState
 from headway.common.wire.messages.executor import WorkerBeat, WorkerState
 from headway.controller.decisions.admission.check_table import CheckTable
@@ -47,7 +48,10 @@ class Received:
 class Fleet:
     """All nodes of a run. It knows facts only; what to do about them is decided elsewhere."""
 
-    def __init__(self, nodes: int, rank_nodes: dict[int, int]) -> None:
+    def __init__(
+        self, nodes: int, rank_nodes: dict[int, int], topology: Topology | None = None
+    ) -> None:
+        self.topology = topology or Topology.one_switch(nodes)
         self.nodes = {number: Node(number) for number in range(nodes)}
         self.rank_nodes = dict(sorted(rank_nodes.items()))
         self.home: dict[str, int] = {}
@@ -99,10 +103,25 @@ class Fleet:
     def spare_for(self, number: int) -> int | None:
         """Return the spare to take over from the node, None without a ready one.
 
-        One that was checked, and then one that was never given up, comes first."""
+        One that was checked, and then one that was given up least often, comes first; among such
+        equals the nearest, below the same leaf switch or else below the lowest common one."""
+
+        def order(spare: Node) -> tuple[bool, int, int, int]:
+            levels = self.topology.levels(number, spare.number)
+            return self.is_unchecked(spare), spare.losses, levels, spare.number
+
         ready = (self.nodes[n] for n in self.ready_spares() if n != number)
-        best = min(ready, key=lambda n: (self.is_unchecked(n), n.losses, n.number), default=None)
+        best = min(ready, key=order, default=None)
         return None if best is None else best.number
+
+    def nearest_first(self, numbers: Iterable[int]) -> list[int]:
+        """The nodes, those that have a spare nearby first, so that no other node takes it."""
+
+        def levels(number: int) -> int:
+            spare = self.spare_for(number)
+            return 0 if spare is None else self.topology.levels(number, spare)
+
+        return sorted(numbers, key=levels)
 
     def is_unchecked(self, node: Node) -> bool:
         """Whether machines are checked, and this one has not passed."""

@@ -22,7 +22,7 @@ def replace(core: Core) -> list[Action]:
 def replace_lost(core: Core) -> list[Action]:
     """Move the ranks of lost nodes to spares."""
     actions: list[Action] = []
-    for number in list(core.fleet.lost_carriers):
+    for number in core.fleet.nearest_first(core.fleet.lost_carriers):
         spare = core.fleet.spare_for(number)
         if spare is None:
             continue

@@ -39,9 +39,10 @@ def begin(
 
     They join the cluster one by one if ``is_joined``; ``former`` is as in ``Start``. ``marked`` is
     the newest generation that the checkpoints folder knows, which a journal that was damaged may
-    not. ``topology``: the network of the nodes, if it is known. It decides where ranks begin, also
-    when a run is resumed on other machines than those whose digest is in the journal as the fact
-    ``NETWORK``; a driver that takes over leaves ranks where they are.
+    not. ``topology``: the network of the nodes, if it is known. It decides which spare takes over
+    from a node, and where ranks begin, also when a run is resumed on other machines than those
+    whose digest is in the journal as the fact ``NETWORK``; a driver that takes over leaves ranks
+    where they are.
 
     A cluster on this machine may have more nodes than the run was started with: those are not the
     run's, so it neither waits for them nor restarts them.
@@ -83,6 +84,7 @@ def begin(
         check_limit_s=config.health.quick_suite_s + CHECK_REPORT_S,
         is_on_gloo=config.train.device == "cpu",
         link_wait_s=0.0 if config.train.device == "cpu" else config.parallel.link_wait_s,
+        switches=() if topology is None else topology.switches,
     )
 
 
