@@ -11,8 +11,11 @@ import pytest
 from headway.common.errors import ConfigError
 from headway.common.node.files import replace_file
 from headway.console.cli import main
+from headway.launch.cluster import ClusterFolder
+from headway.launch.engines.choose import config_of
 from headway.launch.engines.remote.config_file import read_config
-from headway.launch.engines.ssh.config import HostsConfig
+from headway.launch.engines.slurm.config import SlurmRun
+from headway.launch.engines.ssh.config import HostsConfig, HostsRun
 
 
 def test_a_ticket_that_is_none_is_refused(own_roots: Path) -> None:
@@ -75,6 +78,32 @@ def test_errors_in_the_file_of_hosts_name_it(own_roots: Path) -> None:
     with pytest.raises(ConfigError) as caught:
         read_config(HostsConfig, file)
     assert caught.value.remedy == "write it as [[hosts]] with keys below"
+
+
+def test_a_topology_next_to_the_list_of_machines_is_kept_or_refused(
+    own_roots: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    hosts, cluster = own_roots / "hosts.toml", own_roots / "cluster"
+    hosts.write_text('shared = "/s"\n[[hosts]]\nname = "a"\n[[hosts]]\nname = "b"\n')
+    (own_roots / "topology.toml").write_text('a = ["spine", "x"]\nc = ["spine", "y"]\n')
+    words = ["cluster", "create", str(cluster), "--hosts", str(hosts)]
+    assert main(words) == 2 and not cluster.exists()
+    said = capsys.readouterr().err
+    assert said.startswith("error: the topology names c, not in hosts.toml; ")
+    assert len(said.splitlines()) == 1
+    (own_roots / "topology.toml").write_text('a = ["spine", "x"]\n')
+    assert main(words) == 0
+    kept = config_of(ClusterFolder(cluster).engine)
+    assert isinstance(kept, HostsRun) and kept.chains == {"a": ("spine", "x")}
+
+
+def test_the_topology_of_a_slurm_cluster_is_kept(own_roots: Path) -> None:
+    slurm, cluster = own_roots / "slurm.toml", own_roots / "cluster"
+    slurm.write_text('shared = "/s"\n')
+    (own_roots / "topology.toml").write_text('a = ["spine", "x"]\n')
+    assert main(["cluster", "create", str(cluster), "--slurm", str(slurm)]) == 0
+    kept = config_of(ClusterFolder(cluster).engine)
+    assert isinstance(kept, SlurmRun) and kept.chains == {"a": ("spine", "x")}
 
 
 def test_a_folder_that_cannot_be_read_is_one_line(

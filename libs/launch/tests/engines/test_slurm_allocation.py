@@ -6,9 +6,12 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from headway.common.errors import HeadwayError
+from headway.common.errors import ConfigError, HeadwayError
 from headway.common.node.run_dir import RunDir
+from headway.common.plan.grid import Grid
+from headway.common.plan.nearest import place
 from headway.common.plan.topology import Topology
+from headway.common.plan.traffic import Ring, Traffic
 from headway.common.wire.addresses import Network
 from headway.launch.engines.choose import facts_of, topology_of
 from headway.launch.engines.slurm import commands
@@ -46,7 +49,46 @@ def test_the_switches_above_a_machine_come_from_the_top(slurm: Callable[..., Non
     ]
 
 
-@pytest.mark.parametrize("answer", ["", "BlockName=b1 BlockIndex=0 Nodes=node-[0-2] BlockSize=3"])
+BLOCKS = """\
+BlockName=nv0 BlockIndex=0 Nodes=node-0,node-3 BlockSize=2
+BlockName=nv1 BlockIndex=1 Nodes=node-1,node-4 BlockSize=2
+BlockName=nv2 BlockIndex=2 Nodes=node-2,node-5 BlockSize=2
+AggregatedBlock=nv[0-1] BlockIndex=3 Nodes=node-0,node-1,node-3,node-4 BlockSize=4"""
+"""From documentation: what the block plugin of Slurm 24.11 and later prints, by its source."""
+OLD_BLOCKS = (
+    "BlockName=nv0 BlockIndex=0 Nodes=node-0,node-1\nBlockName=nv1 BlockIndex=1 Nodes=node-2"
+)
+"""The same of Slurm 23.11."""
+
+
+def _topology(slurm: Callable[..., None], answer: str) -> None:
+    """Slurm's machines and topology; names are written out."""
+    others = 'node) echo NodeName=node-0 NodeAddr=10.7.1.4;; *) echo "$3" | tr , "\\n";;'
+    slurm("scontrol", text=f"case $2 in topology) cat <<'END'\n{answer}\nEND\n;; {others} esac")
+
+
+def test_a_block_is_a_leaf_and_an_aggregated_block_a_switch_above(
+    slurm: Callable[..., None],
+) -> None:
+    _topology(slurm, BLOCKS)
+    hosts = [f"node-{number}" for number in range(5)]
+    assert commands.switches_of([*hosts, "node-9"]) == [
+        ("nv[0-1]", "nv0"), ("nv[0-1]", "nv1"), ("nv2",), ("nv[0-1]", "nv0"), ("nv[0-1]", "nv1"), ()
+    ]  # fmt: skip
+    _topology(slurm, OLD_BLOCKS)
+    assert commands.switches_of(hosts[:3]) == [("nv0",), ("nv0",), ("nv1",)]
+
+
+def test_ranks_are_placed_by_blocks(slurm: Callable[..., None]) -> None:
+    """The replicas of a stage share a block, which has a spare of its own."""
+    blocks = "BlockName=nv0 BlockIndex=0 Nodes=node-0,node-2,node-4 BlockSize=3\n"
+    _topology(slurm, blocks + "BlockName=nv1 BlockIndex=1 Nodes=node-1,node-3,node-5 BlockSize=3")
+    topology = Topology(tuple(commands.switches_of([f"node-{number}" for number in range(6)])))
+    traffic = Traffic(Grid(pp=2, dp=2), (Ring("data parallel", "dp", (100, 100)),))
+    assert place(traffic, 1, topology).node_by_rank() == [0, 2, 1, 3]
+
+
+@pytest.mark.parametrize("answer", ["", "No topology information available"])
 def test_without_switches_none_are_above_a_machine(slurm: Callable[..., None], answer: str) -> None:
     slurm("scontrol", answer)
     assert commands.switches_of(("node-2", "node-0")) == [(), ()]
@@ -182,6 +224,53 @@ def test_a_run_keeps_the_switches_of_its_machines(
     assert found.hosts == ("node-0", "node-1", "node-2")
     assert found.switches == (("a",), ("b",), ("a",))
     assert _topology_of_bundle(found, tmp_path) == Topology((("a",), ("b",), ("a",)))
+
+
+def _allocated(slurm: Callable[..., None]) -> None:
+    """Slurm has two machines, both of which a job gets at once, below one switch."""
+    slurm("squeue", f"8|{job_name(RUN)}|RUNNING|node-0,node-1|None")
+    tree = "SwitchName=a Level=0 Nodes=node-0,node-1"
+    known = "NodeName=node-0 NodeAddr=10.7.1.4\nNodeName=node-1 NodeAddr=10.7.1.5"
+    slurm("scontrol", text=f"case $2 in topology) echo '{tree}';; node) echo '{known}';; "
+          '*) echo "$3" | tr , "\\n";; esac')  # fmt: skip
+
+
+def test_a_topology_of_the_user_wins_over_slurms(slurm: Callable[..., None]) -> None:
+    """From the file, which may name machines that the job does not get, or from the command."""
+    _allocated(slurm)
+    chains = {"node-1": ("s", "x"), "node-0": ("s", "y")}
+    expected = (("s", "y"), ("s", "x"))
+    said: list[str] = []
+    given = SlurmRun("/x", chains=chains)
+    found = allocate(given, RUN, "/x/control", 2, said.append)
+    assert (found.switches, found.chains) == (expected, {})
+    command = ("printf", 'node-1 = ["s", "x"]\nnode-0 = ["s", "y"]\n')
+    asked = allocate(SlurmConfig("/x", topology=command), RUN, "/x/control", 2, said.append)
+    assert asked.switches == expected and said == []
+    assert asked.topology == command, "it is asked again when the run is resumed"
+
+
+def test_a_topology_of_machines_that_slurm_does_not_know_is_refused(
+    slurm: Callable[..., None], tmp_path: Path
+) -> None:
+    """That of the file before anything is queued; what the command prints gives the job back."""
+    _allocated(slurm)
+    with pytest.raises(ConfigError, match="names node-9, not in Slurm's cluster"):
+        allocate(SlurmRun("/x", chains={"node-9": ("s",)}), RUN, "/x/control", 2, print)
+    assert not [line for line in _asked(tmp_path) if line.startswith("sbatch")]
+    wrong = SlurmConfig("/x", topology=("echo", 'node-9 = ["s"]'))
+    with pytest.raises(ConfigError, match="names node-9"):
+        allocate(wrong, RUN, "/x/control", 2, print)
+    assert "scancel 8" in _asked(tmp_path)
+
+
+def test_a_machine_that_slurms_switches_lack_is_warned_of(slurm: Callable[..., None]) -> None:
+    _allocated(slurm)
+    _topology(slurm, "SwitchName=a Level=0 LinkSpeed=1 Nodes=node-0")
+    said: list[str] = []
+    assert allocate(SlurmConfig("/x"), RUN, "/x/control", 2, said.append).switches == (("a",), ())
+    [line] = said
+    assert line.startswith("no switches are known above node-1")
 
 
 def test_machines_whose_switches_slurm_does_not_name_have_no_topology(

@@ -139,17 +139,20 @@ def _create_of_machines(folder: Path, hosts: Path | None, slurm: Path | None) ->
     from headway.launch.cluster import ClusterFolder
     from headway.launch.engines.choose import MachinesConfig, facts_of
     from headway.launch.engines.remote.config_file import read_config
-    from headway.launch.engines.slurm.config import SlurmConfig
-    from headway.launch.engines.ssh.config import HostsConfig
+    from headway.launch.engines.remote.topology_file import read_next_to
+    from headway.launch.engines.slurm.config import SlurmConfig, SlurmRun
+    from headway.launch.engines.ssh.config import HostsConfig, HostsRun
 
     config: MachinesConfig
     number, line = 0, "Slurm provides the machines of each run"
     if hosts is not None:
-        config = read_config(HostsConfig, hosts)
+        listed = read_config(HostsConfig, hosts)
+        config = HostsRun(**vars(listed), chains=read_next_to(hosts, listed.topology))
         number, line = len(config.hosts), f"{len(config.hosts)} machines"
     else:
         assert slurm is not None
-        config = read_config(SlurmConfig, slurm)
+        given = read_config(SlurmConfig, slurm)
+        config = SlurmRun(**vars(given), chains=read_next_to(slurm, given.topology))
     ClusterFolder.create(folder, nodes=number, engine=facts_of(config))
     return number, line
 

@@ -23,7 +23,7 @@ from headway.launch.engines.remote.engine import Machines, MachinesEngine
 from headway.launch.engines.slurm.allocation import allocate
 from headway.launch.engines.slurm.config import SlurmConfig, SlurmRun
 from headway.launch.engines.slurm.machines import SlurmMachines
-from headway.launch.engines.ssh.config import HostsConfig
+from headway.launch.engines.ssh.config import HostsConfig, HostsRun
 from headway.launch.engines.ssh.machines import HostMachines
 from headway.launch.join.bundle import Bundle
 
@@ -32,7 +32,7 @@ DESCRIBE_LIMIT_S = 30.0
 
 
 _KINDS: dict[str, type[MachinesConfig]] = {
-    "hosts": HostsConfig,
+    "hosts": HostsRun,
     "slurm": SlurmRun,
     "kubernetes": KubernetesConfig,
 }
@@ -68,7 +68,7 @@ def topology_of(run: RunDir) -> Topology | None:
     if not run.bundle.exists():
         return None
     config = config_of(Bundle.load(run.bundle).engine)
-    if isinstance(config, SlurmRun) and any(config.switches):
+    if isinstance(config, SlurmRun | HostsRun) and any(config.switches):
         return Topology(config.switches)
     return None
 
@@ -104,12 +104,12 @@ def provide(
         report: called with a line of progress while waiting for them.
 
     Raises:
-        HeadwayError: they cannot be allocated.
+        ConfigError: their topology cannot be used. HeadwayError: they cannot be allocated.
     """
     if isinstance(config, SlurmConfig):
         return allocate(config, run_id, str(control), nodes, report)
     assert isinstance(config, HostsConfig)
-    return config.first(nodes)
+    return HostsRun(**vars(config)).provided(nodes, report)
 
 
 def check_number(config: MachinesConfig, nodes: int) -> None:

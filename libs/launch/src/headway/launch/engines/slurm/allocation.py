@@ -10,6 +10,8 @@ import time
 from collections.abc import Callable, Sequence
 
 from headway.common.errors import DeadlineError, HeadwayError
+from headway.common.plan.topology import Chain
+from headway.launch.engines.remote import topology_file
 from headway.launch.engines.remote.reach import UnreachableError
 from headway.launch.engines.slurm import commands
 from headway.launch.engines.slurm.config import SlurmConfig, SlurmRun
@@ -40,9 +42,11 @@ def allocate(
 
     Raises:
         HeadwayError: Slurm refuses it, cannot give so many machines, or it ended before it ran;
-            nothing stays queued.
+            nothing stays queued. ConfigError: its topology cannot be used.
     """
     name = job_name(run_id)
+    chains = config.chains if isinstance(config, SlurmRun) else {}
+    _check_known(chains)  # before it waits in the queue
     try:
         number = submit(config, name, nodes, control)
     except (commands.RefusedError, DeadlineError):  # nothing is queued
@@ -53,9 +57,9 @@ def allocate(
     try:
         job = _running(name, number, nodes, report)
         hosts = commands.hosts_of(job.nodes)
-        network, switches = network_of(hosts), _switches_of(hosts)
+        network, switches = network_of(hosts), _switches_of(config, hosts, chains, report)
         given = {"job": number, "hosts": hosts, "network": network, "switches": switches}
-        return SlurmRun(**(vars(config) | given))
+        return SlurmRun(**(vars(config) | given | {"chains": {}}))
     except BaseException:
         _cancel(number, report)
         raise
@@ -101,12 +105,27 @@ def _cancel(queued: str, report: Callable[[str], None]) -> None:
         report(f"a job may still be queued ({error}): end it by `scancel {queued}`")
 
 
-def _switches_of(hosts: tuple[str, ...]) -> tuple[tuple[str, ...], ...]:
-    """The switches above each machine; none where Slurm does not answer."""
-    try:
-        return tuple(commands.switches_of(hosts))
-    except HeadwayError:  # where ranks are only matters for speed
-        return ()
+def _check_known(chains: topology_file.Chains) -> None:
+    if chains:
+        topology_file.check_known(chains, commands.machines(), "Slurm's cluster")
+
+
+def _switches_of(
+    config: SlurmConfig,
+    hosts: Sequence[str],
+    chains: topology_file.Chains,
+    report: Callable[[str], None],
+) -> tuple[Chain, ...]:
+    """The switches above each machine: from ``topology.toml``, the command, or else from Slurm."""
+    if config.topology:
+        chains = topology_file.ask(config.topology, report)
+        _check_known(chains)
+    elif not chains:
+        try:
+            chains = dict(zip(hosts, commands.switches_of(hosts), strict=True))
+        except HeadwayError:  # where ranks are only matters for speed
+            return ()
+    return topology_file.above(hosts, chains, report)
 
 
 def network_of(hosts: Sequence[str]) -> str:

@@ -158,17 +158,35 @@ def addresses_of(hosts: Sequence[str]) -> list[str]:
 def switches_of(hosts: Sequence[str]) -> list[tuple[str, ...]]:
     """Return the switches above each machine, the top one first.
 
-    There are none where Slurm knows no topology, or one that is not made of switches. Raises as
-    ``command``.
+    A block of the block plugin counts as a leaf switch, and an aggregated block as one above it.
+    There are none where Slurm knows no topology. Raises as ``command``.
     """
-    text = command(["scontrol", "show", "topology"])
-    found = re.findall(r"SwitchName=(\S+) Level=(\d+) .*?Nodes=(\S+)", text)
+    lines = command(["scontrol", "show", "topology"]).splitlines()
+    rows = [row for row in map(_switch, lines) if row is not None]
     above: dict[str, list[str]] = {host: [] for host in hosts}
-    for name, _, nodes in sorted(found, key=lambda row: -int(row[1])):
+    for _, name, nodes in sorted(rows, key=lambda row: row[0], reverse=True):
         for host in hosts_of(nodes):
             if host in above:
                 above[host].append(name)
     return [tuple(above[host]) for host in hosts]
+
+
+def _switch(line: str) -> tuple[tuple[int, int], str, str] | None:
+    """Height, name and machines of a switch or block; None for another line."""
+    if found := re.match(r"SwitchName=(\S+) Level=(\d+) .*?Nodes=(\S+)", line):
+        return (2, int(found[2])), found[1], found[3]
+    if found := re.match(r"AggregatedBlock=(\S+) .*?Nodes=(\S+) BlockSize=(\d+)", line):
+        return (1, int(found[3])), found[1], found[2]
+    if found := re.match(r"BlockName=(\S+) .*?Nodes=(\S+)", line):
+        return (0, 0), found[1], found[2]
+    return None
+
+
+def machines() -> list[str]:
+    """The names of all machines that Slurm knows. Raises as ``command``."""
+    return re.findall(
+        r"\bNodeName=(\S+)", command(["scontrol", "show", "node", "--all", "--oneliner"])
+    )
 
 
 def cancel(job: str, *, with_kill: bool = False) -> None:

@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import os
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from headway.common.errors import ConfigError
+from headway.common.plan.topology import Chain
 from headway.launch.engines.remote import hooks
 from headway.launch.engines.remote.config_file import check_absolute, check_python
 from headway.launch.join.scratch import DEFAULT
@@ -60,6 +61,9 @@ class SlurmConfig:
     """What takes a machine out of service that a verdict has given up, such as ``["scontrol",
     "update", "NodeName={name}", "State=DRAIN", "Reason={reason}"]``, for which Slurm wants an
     operator; it is run once."""
+    topology: tuple[str, ...] = ()
+    """Command that prints the switches above each machine in the form of ``topology.toml``, run
+    when a run starts."""
 
     def __post_init__(self) -> None:
         check_absolute(shared=self.shared, scratch=self.scratch)
@@ -102,7 +106,9 @@ class SlurmRun(SlurmConfig):
     """Number of the allocation."""
     hosts: tuple[str, ...] = ()
     """Its machines; node K begins on the K-th."""
-    switches: tuple[tuple[str, ...], ...] = ()
-    """Those above each machine, the top one first; empty where Slurm knows none."""
+    chains: dict[str, Chain] = field(default_factory=dict)
+    """Those of ``topology.toml``, by machine of the cluster."""
+    switches: tuple[Chain, ...] = ()
+    """Those above each machine, the top one first; empty where none are known."""
     network: str = ""
     """The smallest one in which Slurm reaches all of them, such as ``10.0.1.0/24``."""

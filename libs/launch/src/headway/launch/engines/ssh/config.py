@@ -13,10 +13,12 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from dataclasses import dataclass, replace
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
 
 from headway.common.errors import ConfigError
-from headway.launch.engines.remote import hooks
+from headway.common.plan.topology import Chain
+from headway.launch.engines.remote import hooks, topology_file
 from headway.launch.engines.remote.config_file import check_absolute, check_python
 from headway.launch.join.scratch import DEFAULT
 
@@ -61,6 +63,9 @@ class HostsConfig:
     scratch: str = DEFAULT
     """Folder on each machine's own disk, for logs and keys; ``{uid}`` is the user's number there.
     It must belong to that user or to root."""
+    topology: tuple[str, ...] = ()
+    """Command that prints the switches above each machine in the form of ``topology.toml``, run
+    when a run starts."""
 
     def __post_init__(self) -> None:
         names = [host.name for host in self.hosts]
@@ -81,6 +86,29 @@ class HostsConfig:
         for key in ("reach", "fence", "drain"):
             hooks.check(key, getattr(self, key))
 
-    def first(self, count: int) -> HostsConfig:
-        """Return the configuration with the first ``count`` machines only."""
-        return replace(self, hosts=self.hosts[:count])
+
+@dataclass(frozen=True)
+class HostsRun(HostsConfig):
+    """The configuration with the machines' places in the network."""
+
+    chains: dict[str, Chain] = field(default_factory=dict)
+    """Those of ``topology.toml``, by machine."""
+    switches: tuple[Chain, ...] = ()
+    """Those above each machine of a run, the top one first; empty where none are known."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        names = [host.name for host in self.hosts]
+        topology_file.check_known(self.chains, names, "hosts.toml")
+
+    def provided(self, count: int, report: Callable[[str], None]) -> HostsRun:
+        """Return what a run on the first ``count`` machines keeps.
+
+        Raises:
+            ConfigError, DeadlineError: the topology cannot be used.
+        """
+        chains = topology_file.ask(self.topology, report) if self.topology else self.chains
+        names = [host.name for host in self.hosts]
+        topology_file.check_known(chains, names, "hosts.toml")
+        switches = topology_file.above(names[:count], chains, report)
+        return replace(self, hosts=self.hosts[:count], chains={}, switches=switches)
