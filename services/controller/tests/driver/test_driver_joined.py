@@ -9,16 +9,18 @@ from pathlib import Path
 
 import pytest
 from headway.common.node.testing import private_roots
-from headway.common.plan.topology import Topology
+from headway.common.plan.topology import Chain, Topology
 from headway.common.polling import wait_until
 from headway.common.wire.client import Client
 from headway.common.wire.keys import KeyPair
-from headway.common.wire.messages.driver import Accepted, Command, NodeBeat
+from headway.common.wire.messages.driver import Accepted, Command, GetStatus, NodeBeat, Status
 from headway.common.wire.messages.executor import DriverBeat
 from headway.launch.engines.choose import facts_of
 from headway.launch.engines.slurm.config import SlurmRun
+from headway.launch.engines.ssh.config import Host, HostsRun
 from headway.launch.lease.base import Holder
-from headway.testkit.played.place import LIMIT_S, NOTES, JoinedPlace, place_console
+from headway.testkit.played.place import LIMIT_S, NOTES, QUIET, JoinedPlace, place_console
+from headway.trainer.config import LaunchConfig, ParallelConfig
 
 SHORT_S = 3.0
 """Longer than a handshake takes; a key that is not admitted gets no answer at all."""
@@ -64,3 +66,22 @@ def test_the_journal_keeps_which_network_ranks_are_placed_on(joined: JoinedPlace
     joined.holder()  # it leads
     network = "SELECT value FROM facts WHERE key = 'network'"
     assert wait_until(lambda: joined.rows(network) == [(Topology(switches).digest,)], LIMIT_S)
+
+
+@pytest.mark.parametrize(
+    ("switches", "counts"),
+    [((("a",), ("b",)), (1, 1)), ((("a",), ("a",)), (0, 1)), ((), (0, 0))],
+    ids=["apart", "together", "unknown"],
+)
+def test_the_status_counts_the_replicas_below_different_leaf_switches(
+    tmp_path: Path, switches: tuple[Chain, ...], counts: tuple[int, int]
+) -> None:
+    launch = LaunchConfig(nodes=2, ranks_per_node=1)
+    config = dataclasses.replace(QUIET, parallel=ParallelConfig(dp=2), launch=launch)
+    with private_roots(), contextlib.closing(JoinedPlace(tmp_path, config)) as joined:
+        hosts = HostsRun(joined.bundle.shared, (Host("x"), Host("y")), switches=switches)
+        dataclasses.replace(joined.bundle, engine=facts_of(hosts)).save(joined.run.bundle)
+        joined.start()
+        with place_console(joined) as console:
+            status = console.call(GetStatus(), Status)
+    assert (status.dp_crossing, status.dp_pairs) == counts

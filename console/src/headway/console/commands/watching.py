@@ -156,6 +156,11 @@ def _status_lines(progress: Progress, grid: Grid) -> list[str | Table]:
         lines.append(f"{progress.status.num_ranks} ranks: {summary}; --ranks lists them")
     if ranks:
         lines.append(Table(ranks, ("rank", "place", "node", "pid", "status", "step")))
+    if progress.status.dp_pairs:
+        lines.append(
+            f"network: {progress.status.dp_crossing} of {progress.status.dp_pairs} pairs of "
+            "neighbours in data parallelism (dp) cross leaf switches"
+        )
     measured = [rank for rank in progress.status.ranks if rank.memory_bytes]
     if measured:
         from headway.common.plan.memory import size

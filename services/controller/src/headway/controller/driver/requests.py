@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 from headway.common.errors import BusyError, InputError
+from headway.common.plan.crossings import dp_pairs
 from headway.common.wire.messages.driver import (
     Accepted,
     Command,
@@ -79,6 +80,7 @@ class Requests:
         self._name, self._config, self._state, self._journal = name, config, state, journal
         self._handle, self._note, self._over = handle, note, over
         self._num_skipped = num_skipped
+        self._crossings: tuple[dict[int, int], tuple[int, int]] = ({}, (0, 0))
         self._answered: deque[str] = deque(maxlen=MAX_ANSWERED)
 
     def take(self, message: Command, _peer: bytes) -> Accepted:
@@ -202,6 +204,7 @@ class Requests:
         first, number = max(0, message.first_rank), max(0, min(message.num_ranks, MAX_LISTED))
         listed = range(first, min(first + number, len(state.fleet.rank_nodes)))
         nodes = {state.fleet.rank_nodes[rank] for rank in listed} | {self.connections.home}
+        crossing, pairs = self._dp_pairs()
         return Status(
             name=self._name,
             phase=outcome or state.phase,
@@ -224,7 +227,17 @@ class Requests:
             unused=state.unused(),
             checking=tuple(sorted(state.fleet.checks.wanted.keys() & state.unused().keys())),
             is_starting=state.is_loading,
+            dp_pairs=pairs,
+            dp_crossing=crossing,
         )
+
+    def _dp_pairs(self) -> tuple[int, int]:
+        """Those that cross leaf switches, and all; counted again when ranks have moved."""
+        fleet = self._state.fleet
+        if any(fleet.topology.switches) and self._crossings[0] != fleet.rank_nodes:
+            counts = dp_pairs(self._config.parallel.grid, fleet.rank_nodes, fleet.topology)
+            self._crossings = dict(fleet.rank_nodes), counts
+        return self._crossings[1]
 
     def _waiting(self) -> str:
         reasons = [self._state.why(), self._state.draining(), self._journal.trouble]

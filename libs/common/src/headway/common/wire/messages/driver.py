@@ -274,6 +274,10 @@ class Status(Message, tag="driver.status/1"):
     """Node -> why it is not used: it is being checked, or its check has failed."""
     checking: tuple[int, ...] = ()
     """Those of ``unused`` whose check is under way."""
+    dp_pairs: int = 0
+    """Neighbours in the rings of data parallelism; 0 also where the switches are not known."""
+    dp_crossing: int = 0
+    """Those of ``dp_pairs`` whose nodes are below different leaf switches."""
 
 
 class Join(Message, tag="driver.join/1"):
