@@ -82,6 +82,34 @@ def test_the_profile_is_compared_with_the_adapters_of_the_machine(adapter: Path)
     assert _found(adapter / "elsewhere") == nothing
 
 
+def test_of_a_variable_that_is_set_twice_the_value_that_wins_is_shown_with_the_others(
+    adapter: Path,
+) -> None:
+    own, etc = adapter / "own.conf", adapter / "nccl.conf"
+    own.write_text("NCCL_IB_RETRY_CNT=5\nNCCL_DEBUG=WARN\n")
+    etc.write_text("NCCL_IB_TIMEOUT=18\nNCCL_IB_RETRY_CNT=4\nNCCL_DEBUG=WARN\n")
+    environ = {"NCCL_CONF_FILE": str(own), "NCCL_IB_TIMEOUT": "22"}
+    found = _found(adapter, environ, nccl_profile="ib")
+    timeout, retries = found["NCCL_IB_TIMEOUT"].message, found["NCCL_IB_RETRY_CNT"].message
+    assert timeout.startswith(f"22 (environment, which wins over 18 of {etc}): ")
+    assert retries.startswith(f"5 ({own}, which wins over 4 of {etc}): ")
+    assert found["NCCL_DEBUG"].message == f"WARN ({own})", "both say the same"
+    assert "4.096 us x 2^22 x 5" in found["nccl link"].message
+
+
+@pytest.mark.parametrize(
+    ("hang_act_s", "level", "words"),
+    [(0.0, "note", "the automatic recovery.hang_act_s does not allow for"), (40.0, "ok", "")],
+)
+def test_without_a_profile_the_window_is_that_of_nccls_defaults(
+    hang_act_s: float, level: str, words: str, adapter: Path
+) -> None:
+    link = _found(adapter, hang_act_s=hang_act_s)["nccl link"]
+    assert link.level == level and words in link.message
+    assert link.message.startswith("may be away for 30.1 s (4.096 us x 2^20 x 7)")
+    assert bool(link.remedy) == (level == "note")
+
+
 def test_what_overrides_the_thread_blocks_and_a_file_that_is_missing_are_noted(
     adapter: Path,
 ) -> None:

@@ -107,6 +107,9 @@ def test_environment_wins_over_files_own_file_over_etc_and_all_over_the_profile(
         ("NCCL_DEBUG", "WARN", str(own)),
     ):
         assert (found[name].value, found[name].source) == (value, source)
+    assert found["NCCL_IB_TC"].beaten == (("1", str(own)), ("2", etc))
+    assert found["NCCL_IB_TIMEOUT"].beaten == (("20", etc),)
+    assert found["NCCL_IB_SL"].beaten == found["NCCL_IB_RETRY_CNT"].beaten == ()
     assert found["NCCL_IB_TC"].reason and not found["NCCL_DEBUG"].reason
     assert "HOME" not in found
     assert retries(list(found.values())).window_s == pytest.approx(4.096e-6 * 2**22 * 6)

@@ -35,7 +35,9 @@ def examine_nccl(
     found = {"nccl": _profile(parallel, sysfs)}
     found |= {one.name: _setting(one, parallel) for one in settings}
     found |= dict(_file(environ))
-    if parallel.nccl_profile in ("ib", "roce"):
+    if parallel.nccl_profile in ("ib", "roce") or (
+        parallel.nccl_profile == "none" and _active_kinds(sysfs)
+    ):
         found["nccl link"] = _link(config, settings)
     return found
 
@@ -43,10 +45,7 @@ def examine_nccl(
 def _profile(parallel: ParallelConfig, sysfs: Path) -> Finding:
     """The profile, or which one the adapters of this machine suggest."""
     message = f'parallel.nccl_profile="{parallel.nccl_profile}"'
-    layers = {port.link_layer for port in nccl_adapters(sysfs) if port.is_active}
-    kinds = [
-        kind for layer, kind in (("InfiniBand", "ib"), ("Ethernet", "roce")) if layer in layers
-    ]
+    kinds = _active_kinds(sysfs)
     if parallel.nccl_profile == "none" and kinds:
         return Finding(
             "note",
@@ -62,8 +61,17 @@ def _profile(parallel: ParallelConfig, sysfs: Path) -> Finding:
     return Finding("ok", message)
 
 
+def _active_kinds(sysfs: Path) -> list[str]:
+    """The profiles that the active adapters of this machine are for."""
+    layers = {port.link_layer for port in nccl_adapters(sysfs) if port.is_active}
+    return [kind for layer, kind in (("InfiniBand", "ib"), ("Ethernet", "roce")) if layer in layers]
+
+
 def _setting(one: NcclSetting, parallel: ParallelConfig) -> Finding:
     message = f"{one.value} ({one.source})"
+    if one.beaten:
+        others = ", ".join(f"{value} of {file}" for value, file in one.beaten)
+        message = f"{one.value} ({one.source}, which wins over {others})"
     if one.name in CTAS:
         key = CTAS[one.name]
         return Finding(
@@ -96,6 +104,12 @@ def _link(config: RunConfig, settings: list[NcclSetting]) -> Finding:
             "note", f"{message}, shorter than parallel.flap_s={parallel.flap_s:g}", remedy
         )
     act_s, key = config.recovery.hang_act_s, "recovery.hang_act_s"
+    if not act_s and parallel.nccl_profile == "none":
+        return Finding(
+            "note",
+            f"{message}, which the automatic recovery.hang_act_s does not allow for",
+            "set parallel.nccl_profile, with which it waits for a link",
+        )
     if not act_s:
         act_s, key = parallel.link_wait_s, "the automatic recovery.hang_act_s, at least"
     if link.window_s > act_s:

@@ -11,7 +11,7 @@ import os
 import pwd
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from headway.common.log import get_logger
@@ -35,6 +35,8 @@ class Setting:
     reason: str = ""
     source: str = ""
     """The profile, ``ENVIRONMENT`` or the file that the value is from."""
+    beaten: tuple[tuple[str, str], ...] = ()
+    """(value, file) of other values that NCCL's files have for it, and that do not count."""
 
 
 def wanted(parallel: ParallelConfig, sysfs: Path = SYSFS) -> list[Setting]:
@@ -55,9 +57,11 @@ def effective(
 ) -> list[Setting]:
     """What holds in this process: the profile's variables, then whatever else is set for NCCL.
 
-    A value of the environment or of a file keeps the profile's reason for that variable.
+    A value of the environment or of a file keeps the profile's reason for that variable. The
+    environment wins over NCCL's files, and these over the profile.
     """
-    given = {one.name: one for one in from_files(environ, etc)}
+    in_files = _in_files(environ, etc)
+    given = _winners(in_files)
     given |= {
         name: Setting(name, value, source=ENVIRONMENT)
         for name, value in environ.items()
@@ -67,7 +71,13 @@ def effective(
     for one in wanted(parallel, sysfs):
         other = given.pop(one.name, one)
         found.append(Setting(one.name, other.value, one.reason, other.source))
-    return found + [one for one in given.values() if one.value]
+    found += [one for one in given.values() if one.value]
+    return [replace(one, beaten=_beaten(one, in_files)) for one in found]
+
+
+def _beaten(winner: Setting, in_files: list[Setting]) -> tuple[tuple[str, str], ...]:
+    others = [one for one in in_files if one.name == winner.name and one.value != winner.value]
+    return tuple((one.value, one.source) for one in others)
 
 
 def apply(parallel: ParallelConfig) -> None:
@@ -93,13 +103,25 @@ def retries(settings: list[Setting]) -> LinkRetries:
 
 
 def from_files(environ: Mapping[str, str] = os.environ, etc: Path = ETC) -> list[Setting]:
-    """What NCCL reads from its files: the first of two that sets a variable wins.
+    """What NCCL reads from its files: the first of two that sets a variable wins."""
+    return list(_winners(_in_files(environ, etc)).values())
+
+
+def _winners(in_files: list[Setting]) -> dict[str, Setting]:
+    found: dict[str, Setting] = {}
+    for one in in_files:
+        found.setdefault(one.name, one)
+    return found
+
+
+def _in_files(environ: Mapping[str, str], etc: Path) -> list[Setting]:
+    """All lines of NCCL's files, of which the first for a variable counts.
 
     They are ``NCCL_CONF_FILE``, or else ``.nccl.conf`` in the home directory, and ``etc``. NCCL
     ignores a file that it cannot read, and lines without ``=``.
     """
     own = environ.get("NCCL_CONF_FILE")
-    found: dict[str, Setting] = {}
+    found: list[Setting] = []
     for path in (Path(own) if own else _home() / ".nccl.conf", etc):
         try:
             lines = path.read_text(errors="replace").splitlines()
@@ -108,8 +130,8 @@ def from_files(environ: Mapping[str, str] = os.environ, etc: Path = ETC) -> list
         for line in lines:
             name, sign, value = line.partition("=")
             if sign and not line.startswith("#"):
-                found.setdefault(name, Setting(name, value, source=str(path)))
-    return list(found.values())
+                found.append(Setting(name, value, source=str(path)))
+    return found
 
 
 def _home() -> Path:
