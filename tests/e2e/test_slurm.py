@@ -1,4 +1,4 @@
-"""A real Slurm on five machines: runs on it, lost machines, cancelled jobs. Nothing private crosses
+"""A real Slurm on six machines: runs on it, lost machines, cancelled jobs. Nothing private crosses
 the network by it, since it encrypts nothing."""
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def machines(
         pytest.skip(f"no machines with Slurm here: {reason}")
     folder = tmp_path_factory.mktemp("machines")
     visible = [corpus, cache, TINY.parent]
-    with Machines(folder, count=5, visible=visible, way="slurm") as found:
+    with Machines(folder, count=6, visible=visible, way="slurm") as found:
         found.env["HEADWAY_CACHE"] = str(cache)
         yield found
 
@@ -149,6 +149,29 @@ def _check_private(capture: Path, run: Path) -> None:
 
 def _ends(one: Stream) -> str:
     return f"{one.source}:{one.source_port} -> {one.target}:{one.target_port}"
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_a_lost_machine_is_replaced_below_its_own_leaf_switch(
+    machines: Machines, corpus: Path
+) -> None:
+    """Two leaves of three machines: a replica on one of each, with two spares."""
+    placed = ("launch.nodes=2", "launch.spares=4", "health.check_nodes=never")
+    machines.run(TINY, "d", *MODEL, f"data.path={corpus}", *placed, count=6)
+    spares = ("1", "2", "4", "5")
+
+    def is_ready(status: dict[str, Any]) -> bool:
+        return is_stepping(status, 6) and {status["nodes"][one] for one in spares} == {"spare"}
+
+    before = until(machines, "d", is_ready, "the run does not step with four spares")
+    assert [rank["node"] for rank in before["ranks"]] == [0, 3]
+    assert "1 of 1 pairs of neighbours" in machines.headway("status", "d").stdout
+    machines.bed.node(3).kill()
+    after = until_recovered(machines, "d", before)
+    assert [rank["node"] for rank in after["ranks"]] == [0, 4], "1 and 2 are below the other leaf"
+    machines.headway("stop", "d")
+    machines.boot(3)  # a job there removes the folder of its node
 
 
 @pytest.mark.timeout(600)
