@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import signal
 import sys
 from pathlib import Path
 
 import pytest
 from headway.common.errors import ConfigError, DeadlineError, HeadwayError, InputError
+from headway.common.node.process import ProcessId
+from headway.common.polling import wait_until
 from headway.common.wire.addresses import Network
 from headway.launch.engine import NodeLost
 from headway.launch.engines.choose import facts_of, of_bundle
@@ -43,6 +46,7 @@ BAD = {
     'shared = "/x"\n[[hosts]]\nname = "a"\n[[hosts]]\nname = "a"': "listed twice",
     'shared = "/x"\nreach = ["ssh"]\n[[hosts]]\nname = "a"': "does not contain {name}",
     'shared = "/x"\nfence = ["off"]\n[[hosts]]\nname = "a"': "does not contain {name}",
+    'shared = "/x"\nreplace = ["on"]\n[[hosts]]\nname = "a"': "replace does not contain {name}",
     'shared = "/x"\nhots = 1\n[[hosts]]\nname = "a"': "hots",
     '[[hosts]]\nname = "a"': "shared",
 }
@@ -115,6 +119,47 @@ def test_a_bad_machine_is_reported_once_with_the_reason_in_one_line(tmp_path: Pa
     broken = HostMachines(_config(drain=("sh", "-c", "echo no operator >&2; exit 1", "{name}")))
     with pytest.raises(HeadwayError, match="a: no operator"):
         broken.report_bad(0, "Xid 79", limit_s=5.0)
+
+
+REPLACE = r"""
+[ "$1" = b ] && [ "$2" = "Xid 79; \$(reboot)" ] || exit 3
+{ sleep 600; } &
+echo $! > "$0.pid"
+"""
+
+
+def test_a_machine_is_replaced_by_its_name_and_what_stays_in_the_background_is_left_alone(
+    tmp_path: Path,
+) -> None:
+    replace = (_program(tmp_path, REPLACE)[0], "{name}", "{reason}")
+    engine = of_bundle(_bundle(tmp_path, _config(replace=replace)))
+    assert engine.replaces == "lost"
+    assert engine.replace_machine(1, "Xid 79;\n$(reboot)") == ""
+    os.kill(int((tmp_path / "reach.pid").read_text()), signal.SIGKILL)
+
+
+def test_a_replacement_that_fails_is_its_last_line(tmp_path: Path) -> None:
+    fails = _config(replace=_program(tmp_path, "echo no capacity >&2; exit 1"))
+    with pytest.raises(HeadwayError, match="a: no capacity"):
+        HostMachines(fails).replace(0, "lost")
+    absent = _config(replace=("no-such-program", "{name}"))
+    with pytest.raises(HeadwayError, match="no-such-program cannot be run"):
+        HostMachines(absent).replace(0, "lost")
+
+
+def test_a_replacement_that_hangs_is_ended_with_all_that_it_started(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("headway.launch.engines.ssh.machines.REPLACE_LIMIT_S", 1.0)
+    hangs = _config(replace=_program(tmp_path, 'sleep 600 & echo $! > "$0.pid"; wait'))
+    with pytest.raises(HeadwayError, match="a: the replace command ran longer than 1 s"):
+        HostMachines(hangs).replace(0, "lost")
+    child = ProcessId.of(int((tmp_path / "reach.pid").read_text()))
+    assert child is None or wait_until(child.is_terminating, 10.0)
+
+
+def test_without_a_command_no_machine_is_replaced(tmp_path: Path) -> None:
+    assert of_bundle(_bundle(tmp_path, _config())).replaces == "nothing"
 
 
 # ---- the engine on this machine -----------------------------------------------------------------

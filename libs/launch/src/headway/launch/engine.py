@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import Literal, Protocol
 
 from headway.common.errors import HeadwayError
 
 TERM_S = 30.0
 """Between SIGTERM and SIGKILL: Slurm's KillWait and Kubernetes' grace period by default."""
+
+
+Replaces = Literal["nothing", "condemned", "lost"]
+"""Machines that an engine replaces: none; those that a verdict, an eviction or a drain took out of
+the run; all that are lost, except those that were drained."""
 
 
 class NodeLost(HeadwayError):
@@ -19,6 +24,10 @@ class Engine(Protocol):
 
     Every call is idempotent and may be repeated by another process.
     """
+
+    @property
+    def replaces(self) -> Replaces:
+        """For which machines ``replace_machine`` is called."""
 
     def start_node(self, node: int, *, kill_hung: bool = False) -> None:
         """Make sure that the node's init is running; the init keeps an executor running.
@@ -55,6 +64,17 @@ class Engine(Protocol):
 
         Raises:
             HeadwayError: the engine can, and it failed.
+        """
+
+    def replace_machine(self, node: int, reason: str) -> str:
+        """Bring another machine for the node, on which ``start_node`` then starts it.
+
+        What still runs on the one before ends. May take minutes, and ends by itself.
+
+        Returns what remains to be said of the one before, for people; mostly empty.
+
+        Raises:
+            HeadwayError: there is no other machine yet; it may be tried again.
         """
 
     def fence(self, node: int, epoch: int) -> bool:

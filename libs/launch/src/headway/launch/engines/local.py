@@ -16,7 +16,7 @@ from headway.common.node.janitor import end_node, end_run
 from headway.common.node.process import ProcessId, spawn
 from headway.common.polling import wait_until
 from headway.launch.cluster import ClusterFolder
-from headway.launch.engine import NodeLost
+from headway.launch.engine import NodeLost, Replaces
 from headway.launch.init.executor import place_of
 
 YOUNG_S = 10.0
@@ -35,6 +35,11 @@ class LocalEngine:
     def __init__(self, cluster: ClusterFolder) -> None:
         self.cluster = cluster
         self._started: dict[int, ProcessId] = {}
+
+    @property
+    def replaces(self) -> Replaces:
+        """Nothing: emulated nodes share this machine."""
+        return "nothing"
 
     def start_node(self, node: int, *, kill_hung: bool = False) -> None:
         """Start the init unless it is alive; it starts the executor, or keeps a living one.
@@ -154,6 +159,13 @@ class LocalEngine:
     def report_bad(self, node: int, reason: str) -> None:
         """Nothing to do: emulated nodes share this machine, which the run needs."""
         del node, reason
+
+    def replace_machine(self, node: int, reason: str) -> str:
+        """Raise HeadwayError: this machine is the only one."""
+        del reason
+        raise HeadwayError(
+            f"node {node} shares this machine with the others", remedy="`headway node start`"
+        )
 
     def fence(self, node: int, epoch: int) -> bool:
         """Nothing to do: the lease itself kills a former driver on this machine."""

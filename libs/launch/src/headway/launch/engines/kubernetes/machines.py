@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from headway.launch.engine import NodeLost
+from headway.common.errors import HeadwayError
+from headway.launch.engine import NodeLost, Replaces
 from headway.launch.engines.remote.reach import UnreachableError
 
 
@@ -20,6 +21,7 @@ class KubernetesMachines:
 
     def __init__(self, name: str, nodes: int, scratch: str) -> None:
         self._name, self._nodes, self.scratch = name, nodes, scratch
+        self.replaces: Replaces = "nothing"
 
     def name_of(self, node: int) -> str:
         """The host name of the node's pod, which its successors have too. Raises NodeLost."""
@@ -57,6 +59,12 @@ class KubernetesMachines:
     def report_bad(self, node: int, reason: str, *, limit_s: float) -> None:
         """Kubernetes has health checks of its own for its machines."""
         del node, reason, limit_s
+
+    def replace(self, node: int, reason: str) -> str:
+        """Raise HeadwayError: Kubernetes brings another pod by itself."""
+        del reason
+        name = self.name_of(node)
+        raise HeadwayError(f"pod {name} is not replaced from here", remedy="delete the pod")
 
     def sweep(self) -> None:
         """A pod leaves nothing behind."""

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Protocol
 
 from headway.common.errors import HeadwayError
-from headway.launch.engine import NodeLost
+from headway.launch.engine import NodeLost, Replaces
 from headway.launch.engines.remote.reach import UnreachableError, last_line
 from headway.launch.join import records
 from headway.launch.join.bundle import Bundle
@@ -31,6 +31,8 @@ class Machines(Protocol):
 
     scratch: str
     """Folder on each machine's own disk, for logs and keys."""
+    replaces: Replaces
+    """Machines for which ``replace`` is called."""
 
     def name_of(self, node: int) -> str:
         """The machine of a node. Raises NodeLost if it has none."""
@@ -62,6 +64,9 @@ class Machines(Protocol):
 
     def report_bad(self, node: int, reason: str, *, limit_s: float) -> None:
         """Have the machine taken out of service. Raises HeadwayError if that fails."""
+
+    def replace(self, node: int, reason: str) -> str:
+        """Bring another machine for the node; see ``Engine.replace_machine``."""
 
     def sweep(self) -> None:
         """Remove what the run has left behind, now that it is over.
@@ -149,6 +154,21 @@ class MachinesEngine:
             HeadwayError: that failed.
         """
         self._machines.report_bad(node, reason, limit_s=END_LIMIT_S)
+
+    @property
+    def replaces(self) -> Replaces:
+        """For which machines ``replace_machine`` is called."""
+        return self._machines.replaces
+
+    def replace_machine(self, node: int, reason: str) -> str:
+        """Bring another machine for the node, on which ``start_node`` then starts it.
+
+        Returns what remains to be said of the one before, for people; mostly empty.
+
+        Raises:
+            HeadwayError: there is no other machine yet; it may be tried again.
+        """
+        return self._machines.replace(node, reason)
 
     def fence(self, node: int, epoch: int) -> bool:
         """Make sure that no driver of an earlier epoch acts on the machine.

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
+import signal
+import subprocess
+import tempfile
 from collections.abc import Sequence
 
-from headway.common.errors import ConfigError, HeadwayError
+from headway.common.errors import ConfigError, DeadlineError, HeadwayError
 from headway.launch.engines.remote import reach
 
 
@@ -35,11 +40,52 @@ def drain(command: Sequence[str], name: str, reason: str, *, limit_s: float) -> 
     """
     if not command:
         return
-    line = " ".join(reason.split())
-    words = [word.replace("{reason}", line) for word in named(command, name)]
-    found = reach.run(words, name=name, limit_s=limit_s)
+    found = reach.run(_with_reason(command, name, reason), name=name, limit_s=limit_s)
     if found.returncode:
         raise reach.refusal(name, found.returncode, found.stderr, found.stdout)
+
+
+def replace(command: Sequence[str], name: str, reason: str, *, limit_s: float) -> None:
+    """Run a replace command, with ``{reason}`` as one line; all that it started ends at the limit.
+
+    What it leaves running in the background does not hold up its end.
+
+    Raises:
+        HeadwayError: it cannot be run, runs too long, or fails.
+    """
+    words = _with_reason(command, name, reason)
+    with tempfile.TemporaryFile() as printed:
+        try:
+            process = subprocess.Popen(
+                words,
+                stdin=subprocess.DEVNULL,
+                stdout=printed,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+        except OSError as error:
+            raise DeadlineError(
+                f"{words[0]} cannot be run: {error.strerror}",
+                remedy="install it, or name another command as `replace` in the cluster's file",
+            ) from error
+        try:
+            code = process.wait(limit_s)
+        except subprocess.TimeoutExpired:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+            raise HeadwayError(
+                f"{name}: the replace command ran longer than {limit_s:.0f} s and was ended",
+                remedy="run it by hand",
+            ) from None
+        if code:
+            printed.seek(0)
+            raise reach.refusal(name, code, printed.read().decode(errors="replace"))
+
+
+def _with_reason(command: Sequence[str], name: str, reason: str) -> list[str]:
+    line = " ".join(reason.split())
+    return [word.replace("{reason}", line) for word in named(command, name)]
 
 
 def named(words: Sequence[str], name: str) -> list[str]:

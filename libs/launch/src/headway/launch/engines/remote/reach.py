@@ -25,6 +25,7 @@ def run(
     stdin: str = "",
     limit_s: float,
     env: Mapping[str, str] | None = None,
+    cwd: str | None = None,
 ) -> subprocess.CompletedProcess[str]:
     """Run a command to its end.
 
@@ -34,6 +35,7 @@ def run(
         stdin: what it reads.
         limit_s: it is killed after this long.
         env: its environment; this process's by default.
+        cwd: folder in which it runs; this process's by default.
 
     Raises:
         UnreachableError: it runs longer. DeadlineError: there is no such program.
@@ -47,6 +49,7 @@ def run(
             errors="replace",
             timeout=limit_s,
             env=env,
+            cwd=cwd,
         )
     except subprocess.TimeoutExpired:
         raise UnreachableError(

@@ -50,14 +50,14 @@ class Step:
     nodes: str
 
 
-def command(words: Sequence[str]) -> str:
-    """Run one of them; returns its output.
+def command(words: Sequence[str], cwd: str | None = None) -> str:
+    """Run one of them, in the folder ``cwd`` if it is given; returns its output.
 
     Raises:
         UnreachableError: the controller does not answer. DeadlineError: Slurm is not installed.
         RefusedError: it refuses.
     """
-    found = reach.run(words, name="Slurm", limit_s=LIMIT_S, env=environment(words[0]))
+    found = reach.run(words, name="Slurm", limit_s=LIMIT_S, env=environment(words[0]), cwd=cwd)
     if found.returncode:
         raise trouble(words[0], found.stderr or found.stdout)
     return found.stdout
@@ -131,6 +131,12 @@ def steps(job: str) -> dict[str, Step]:
 def hosts_of(nodes: str) -> tuple[str, ...]:
     """The machines of Slurm's short form, in its order. Raises as ``command``."""
     return tuple(command(["scontrol", "show", "hostnames", nodes]).split()) if nodes else ()
+
+
+def batch_host(job: str) -> str:
+    """The machine of a job's batch script; empty if the job has none. Raises as ``command``."""
+    text = command(["scontrol", "show", "job", "--oneliner", job])
+    return next(iter(re.findall(r"\bBatchHost=(\S+)", text)), "")
 
 
 def most_nodes(job: str) -> int | None:

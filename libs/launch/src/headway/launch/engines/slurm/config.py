@@ -58,9 +58,11 @@ class SlurmConfig:
     """What cuts a machine off that cannot be reached, with ``{name}`` for its name; its exit code
     0 confirms it."""
     drain: tuple[str, ...] = ()
-    """What takes a machine out of service that a verdict has given up, such as ``["scontrol",
+    """What takes a machine out of service that the run has given up, such as ``["scontrol",
     "update", "NodeName={name}", "State=DRAIN", "Reason={reason}"]``, for which Slurm wants an
-    operator; it is run once."""
+    operator. It is also run for machines that were evicted or drained."""
+    drain_prefix: str = ""
+    """Put before the reason, as ``[node_problem]`` for what replaces drained machines."""
     topology: tuple[str, ...] = ()
     """Command that prints the switches above each machine in the form of ``topology.toml``, run
     when a run starts."""

@@ -1,8 +1,8 @@
 """The machines of a Slurm allocation, and of additional one-machine jobs that replace lost ones.
 
-Node K starts on the K-th machine of the allocation. If that machine leaves the allocation, an
-additional job gets another one for this node. Slurm is queried for the machine of each node, so
-that every new driver finds it.
+Node K starts on the K-th machine of the allocation. If that machine leaves the allocation, by
+itself or since the run has taken it out, an additional job gets another one for this node. Slurm is
+queried for the machine of each node, so that every new driver finds it.
 """
 
 from __future__ import annotations
@@ -19,18 +19,20 @@ from pathlib import Path
 from headway.common.errors import HeadwayError
 from headway.common.log import get_logger
 from headway.common.polling import wait_until
-from headway.launch.engine import NodeLost
+from headway.launch.engine import NodeLost, Replaces
 from headway.launch.engines.remote import hooks, reach
 from headway.launch.engines.remote.reach import OnOrder, UnreachableError
 from headway.launch.engines.slurm import commands, private, step
 from headway.launch.engines.slurm.allocation import job_name, submit
 from headway.launch.engines.slurm.config import SlurmRun
+from headway.launch.engines.slurm.taken_out import TakenOut, shrink
 from headway.launch.join.answers import NO_INIT
 
 START_LIMIT_S = 90.0
 RESTART_LIMIT_S = (4.0, 60.0)
 """For a node that runs already: the first, and the longest after tries that were too short. Slurm
 itself waits 12 s for a machine that has no power."""
+DRAIN_LIMIT_S = 30.0
 LOOK_S = 1.0
 """How long Slurm's answers are reused, since many nodes start at the same time."""
 LEAVE_S = 4.0
@@ -60,7 +62,12 @@ class SlurmMachines:
     def __init__(self, run_id: str, control: str, config: SlurmRun) -> None:
         self._run_id, self._control, self._config = run_id, control, config
         self.scratch = config.scratch
-        self._marks = Path(control).parent / "machines" / config.job
+        self.replaces: Replaces = "condemned"
+        folder = Path(control).parent / "machines"
+        self._marks, self._taken_out = folder / config.job, TakenOut(folder / f"{config.job}-out")
+        self._out: frozenset[str] = frozenset()
+        self._drained: set[str] = set()
+        """Machines for which this process has run the drain command."""
         self._lock = threading.Lock()
         self._jobs: list[commands.Job] = []
         self._steps: dict[str, dict[str, commands.Step]] = {}
@@ -86,14 +93,14 @@ class SlurmMachines:
                 self._look()
             return self._known_place(node)
 
-    def _known_place(self, node: int) -> Place | None:
-        """By the last look."""
+    def _known_place(self, node: int, *, is_used: bool = True) -> Place | None:
+        """By the last look; with ``is_used`` not on a machine that was taken out and stays."""
         found = [job for job in self._jobs if job.state == "RUNNING"]
         for job in sorted(found, key=lambda job: job.name != self._job_name(node)):
             hosts = self._hosts[job.id]
             host = hosts[0] if job.name == self._job_name(node) else self.name_of(node)
-            is_ours = job.id == self._config.job or job.name == self._job_name(node)
-            if is_ours and host in hosts:
+            is_first = job.id == self._config.job and not (is_used and host in self._out)
+            if (is_first or job.name == self._job_name(node)) and host in hosts:
                 kept = self._steps[job.id].get(f"n{node}")
                 return Place(job.id, host, kept.id if kept is not None else "")
         return None
@@ -108,6 +115,7 @@ class SlurmMachines:
         hosts = {job.id: commands.hosts_of(job.nodes) for job in running}
         # together, since Slurm may stop answering between two of the questions
         self._jobs, self._steps, self._hosts = jobs, steps, hosts
+        self._out = self._taken_out.hosts()
         self._looked_s = time.monotonic()
 
     def _forget(self) -> None:
@@ -163,7 +171,8 @@ class SlurmMachines:
         name = self._job_name(node)
         waiting = [job for job in self._jobs if job.name == name and job.state in _LIVING]
         if not waiting:
-            number = submit(self._config, name, 1, self._control, "--further")
+            config = self._taken_out.avoided(self._config)
+            number = submit(config, name, 1, self._control, "--further")
             self._forget()
             return OnOrder(f"node {node} is waiting for a machine: job {number} is queued")
         [job, *_] = waiting
@@ -225,7 +234,44 @@ class SlurmMachines:
     def report_bad(self, node: int, reason: str, *, limit_s: float) -> None:
         """See ``Machines``."""
         if (place := self._place_at_last(node)) is not None:
-            hooks.drain(self._config.drain, place.host, reason, limit_s=limit_s)
+            self._drain(place.host, reason, limit_s)
+
+    def _drain(self, host: str, reason: str, limit_s: float) -> None:
+        if host not in self._drained:
+            line = f"{self._config.drain_prefix} {reason}".strip()
+            hooks.drain(self._config.drain, host, line, limit_s=limit_s)
+            self._drained.add(host)
+
+    def replace(self, node: int, reason: str) -> str:
+        """See ``Machines``: the machine is drained and leaves its job; ``start`` queues another.
+
+        It is drained first, or Slurm could give it to a job in between. Where Slurm does not let it
+        go, it stays allocated, and what is returned says so.
+        """
+        with self._lock:
+            self._look()
+            place = self._known_place(node, is_used=False)
+        if place is None:
+            return ""  # it has left
+        notes, is_drained = list[str](), bool(self._config.drain)
+        try:
+            self._drain(place.host, reason, DRAIN_LIMIT_S)
+        except HeadwayError as error:
+            is_drained = False
+            notes.append(f"{place.host} is not drained: {error.message}")
+        try:
+            self._leave(place)
+        except commands.RefusedError as error:
+            notes.append(f"{place.host} stays allocated: {error.message}")
+        self._taken_out.add(place.host, is_drained=is_drained)
+        self._forget()
+        return "; ".join(notes)
+
+    def _leave(self, place: Place) -> None:
+        if place.job == self._config.job:
+            shrink(place.job, place.host, self._hosts[place.job])
+        else:
+            commands.cancel(place.job)
 
     def sweep(self) -> None:
         """See ``Machines``. Each of these machines gets a job of a few seconds."""

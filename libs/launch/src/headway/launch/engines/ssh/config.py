@@ -11,10 +11,11 @@ name = "gpu-02"
 
 from __future__ import annotations
 
+import dataclasses
 import re
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 from headway.common.errors import ConfigError
 from headway.common.plan.topology import Chain
@@ -66,6 +67,10 @@ class HostsConfig:
     topology: tuple[str, ...] = ()
     """Command that prints the switches above each machine in the form of ``topology.toml``, run
     when a run starts."""
+    replace: tuple[str, ...] = ()
+    """Command that brings another machine of the name ``{name}`` when one is lost for good, as by
+    stopping and starting an instance, with ``{reason}``. Its exit code 0 says that the machine
+    starts. It may run on every node, and twice for one loss."""
 
     def __post_init__(self) -> None:
         names = [host.name for host in self.hosts]
@@ -83,7 +88,7 @@ class HostsConfig:
             )
         check_absolute(shared=self.shared, scratch=self.scratch)
         check_python(self.python)
-        for key in ("reach", "fence", "drain"):
+        for key in ("reach", "fence", "drain", "replace"):
             hooks.check(key, getattr(self, key))
 
 
@@ -111,4 +116,4 @@ class HostsRun(HostsConfig):
         names = [host.name for host in self.hosts]
         topology_file.check_known(chains, names, "hosts.toml")
         switches = topology_file.above(names[:count], chains, report)
-        return replace(self, hosts=self.hosts[:count], chains={}, switches=switches)
+        return dataclasses.replace(self, hosts=self.hosts[:count], chains={}, switches=switches)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shlex
 
-from headway.launch.engine import NodeLost
+from headway.launch.engine import NodeLost, Replaces
 from headway.launch.engines.remote import hooks, reach
 from headway.launch.engines.remote.engine import for_each
 from headway.launch.engines.remote.reach import UnreachableError
@@ -12,6 +12,8 @@ from headway.launch.engines.ssh.config import HostsConfig
 
 START_LIMIT_S = 90.0
 REACH_LIMIT_S = 20.0
+REPLACE_LIMIT_S = 900.0
+"""An instance of bare metal takes some ten minutes to stop and start."""
 SSH_FAILED = 255
 """Exit code of ssh(1) where it could not connect."""
 NOT_RUN = (126, 127)
@@ -23,6 +25,7 @@ class HostMachines:
 
     def __init__(self, config: HostsConfig) -> None:
         self._config, self.scratch = config, config.scratch
+        self.replaces: Replaces = "lost" if config.replace else "nothing"
 
     def name_of(self, node: int) -> str:
         """The machine of a node. Raises NodeLost if the list has none."""
@@ -76,6 +79,12 @@ class HostMachines:
     def report_bad(self, node: int, reason: str, *, limit_s: float) -> None:
         """See ``Machines``."""
         hooks.drain(self._config.drain, self.name_of(node), reason, limit_s=limit_s)
+
+    def replace(self, node: int, reason: str) -> str:
+        """See ``Machines``: run the replace command; the new machine has the same name."""
+        name = self.name_of(node)
+        hooks.replace(self._config.replace, name, reason, limit_s=REPLACE_LIMIT_S)
+        return ""
 
     def sweep(self) -> None:
         """A machine that is down is swept when a node next starts on it."""
