@@ -149,6 +149,7 @@ def _status_lines(progress: Progress, grid: Grid) -> list[str | Table]:
         (r.rank, grid.place(r.rank), r.node, r.pid, r.status, r.step) for r in progress.status.ranks
     ]
     troubles = sorted([*progress.status.troubles.items(), *progress.status.unused.items()])
+    troubles += sorted(progress.status.machines.items())
     lines: list[str | Table] = [f"node {node}: {trouble}" for node, trouble in troubles]
     if progress.status.num_ranks > len(ranks):
         counts = sorted(progress.status.statuses.items(), key=lambda item: (-item[1], item[0]))

@@ -19,6 +19,8 @@ class Done(Event):
     """An action took effect; until then its effect counts as not there."""
 
     action: Any
+    note: str = ""
+    """What remains to be said, for people."""
 
 
 @dataclass(frozen=True)

@@ -25,7 +25,7 @@ from headway.common.node.process import ProcessId
 from headway.common.node.run_dir import NodePaths
 from headway.common.wire.client import Client
 from headway.common.wire.messages.ckpt_store import Flush, StoreStatusReply
-from headway.common.wire.messages.driver import Accepted, Command
+from headway.common.wire.messages.driver import ANNOUNCED, Accepted, Command
 from headway.launch.engine import TERM_S
 from headway.launch.init.signals import on_socket, received
 from headway.launch.join.bundle import Bundle
@@ -179,6 +179,7 @@ class ForegroundNode:
         command = Command(
             id=f"{operation}{request}-under-{holder.epoch}",
             operation=operation,
+            name=ANNOUNCED if operation == "drain" else "",
             node=node,
             duration_s=max(0.0, (self._until or 0.0) - time.monotonic() - 2 * SPARE_S),
         )

@@ -16,6 +16,7 @@ from headway.controller.decisions.events import (
     VerdictReceived,
 )
 from headway.controller.decisions.state import RunState
+from headway.launch.engine import Replaces
 from headway.testkit.simulation.driver import LIMITS, STEPS, Disk, Driver
 from headway.testkit.simulation.lease import Lease
 from headway.testkit.simulation.network import Network
@@ -44,7 +45,9 @@ class Cluster:
         nodes: int = 3,
         limits: RecoveryConfig = LIMITS,
         steps: int = STEPS,
+        replaces: Replaces = "nothing",
     ) -> None:
+        self._replaces = replaces
         self.now = 0.0
         self.random = random.Random(seed)
         self.network = Network(self.random)
@@ -183,6 +186,7 @@ class Cluster:
                     partial(self._order, number),
                     limits=self.limits,
                     steps=self.steps,
+                    replaces=self._replaces,
                 )
                 self.drivers.append(self._newest)
                 self._hosts[process.epoch] = number

@@ -21,6 +21,7 @@ from headway.controller.decisions.events import (
     Memory,
     ReleaseNode,
     Remember,
+    ReplaceMachine,
     RestartNode,
     Send,
     Start,
@@ -28,6 +29,7 @@ from headway.controller.decisions.events import (
 )
 from headway.controller.decisions.phases.transitions import TRANSITIONS
 from headway.controller.decisions.state import PHASES, RunState
+from headway.launch.engine import Replaces
 from headway.testkit.simulation.node import RUN_ID, Node
 from headway.testkit.simulation.processes import Process
 from headway.trainer.config import RecoveryConfig
@@ -48,6 +50,7 @@ LIMITS = RecoveryConfig(
     choose_timeout_s=6.0,
     stop_timeout_s=10.0,
     wait_for_node_s=100.0,
+    replace_after_s=20.0,
     max_crashes=50,
 )
 
@@ -98,6 +101,7 @@ class Driver:
         *,
         limits: RecoveryConfig = LIMITS,
         steps: int = STEPS,
+        replaces: Replaces = "nothing",
     ) -> None:
         self.disk, self.nodes, self.process, self.host = disk, nodes, process, host
         self._lease, self._send = nodes[host].lease, send
@@ -114,6 +118,8 @@ class Driver:
             epoch=disk.epoch,
             memory=disk.memory,
             checks_nodes=True,
+            replaces=replaces,
+            unix_s=now,
         )
         self.began_at, self.limits = now, limits
         self.state = WatchedState(self.start, limits, now)
@@ -225,6 +231,12 @@ class Driver:
                 self.nodes[action.node].restart()
             case ReleaseNode():
                 self.nodes[action.node].release()
+            case ReplaceMachine():
+                if action.node == self.host:  # with its machine the driver would end
+                    self.process.kill()
+                    return "the driver runs there and leaves first"
+                self.nodes[action.node].wipe()
+                self.nodes[action.node].is_lost = False
         return ""
 
     def _found(self, action: FindDurable) -> DurableFound:

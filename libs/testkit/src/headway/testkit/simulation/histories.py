@@ -13,6 +13,7 @@ from headway.controller.decisions.events import (
     ExecutorEnded,
     NodeRebooted,
 )
+from headway.launch.engine import Replaces
 from headway.testkit.simulation.cluster import Cluster
 from headway.testkit.simulation.node import Node
 
@@ -30,6 +31,7 @@ ACTIONS = (
     "Remember",
     "Finish",
     "ReleaseNode",
+    "ReplaceMachine",
 )
 NODE_FAULTS = ("spawn_fails", "fork_fails", "files_fail", "claim_fails")
 
@@ -240,7 +242,8 @@ def history(seed: int, kinds: Sequence[str] | None = None) -> Cluster:
             did not come to an end.
     """
     chance = random.Random(f"history {seed}")
-    cluster = Cluster(seed=seed, nodes=NODES, steps=STEPS)
+    replaces: tuple[Replaces, ...] = ("nothing", "lost", "condemned")
+    cluster = Cluster(seed=seed, nodes=NODES, steps=STEPS, replaces=replaces[seed % 3])
     kinds = kinds or chance.sample(sorted(DISTURBANCES), chance.randrange(1, 7))
     done = []
     for _ in range(chance.randrange(2, 12)):

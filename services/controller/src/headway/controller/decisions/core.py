@@ -18,6 +18,7 @@ from headway.controller.decisions.events import (
 )
 from headway.controller.decisions.failures import Failure, Failures, RecoveryCost
 from headway.controller.decisions.fleet import Fleet
+from headway.controller.decisions.machines.machine_orders import MachineOrders
 from headway.controller.decisions.members import Members
 from headway.controller.decisions.phases import transitions
 from headway.controller.decisions.phases.orders import Orders
@@ -97,6 +98,16 @@ class Core:
         """How long a node with ranks has been missing, and up to when that was counted."""
         self.on_order: dict[int, str] = {}
         """Nodes for which the engine has a machine on order -> what it said."""
+        self.replaces = start.replaces
+        self._unix_s = start.unix_s
+        self.machines = MachineOrders(
+            start.unix_s,
+            kept=(order for order in memory.machine_orders if order[0] in self.fleet.nodes),
+            begun=memory.machines_ordered,
+            notes=memory.machine_notes,
+            leaving=memory.leaving,
+        )
+        self.is_memory_stale |= self.machines.kept != memory.machine_orders
         self.gave_up_at: float | None = None
         """When the wait was over; the end only waits for the newest checkpoint's name."""
         self.final_checkpoint = ""
@@ -116,9 +127,11 @@ class Core:
     def _recall(self, memory: Memory) -> None:
         """Take over what the driver before knew of nodes."""
         nodes = self.fleet.nodes
-        for number in {*memory.lost, *memory.evicted} & nodes.keys():
+        for number in sorted({*memory.lost, *memory.evicted} & nodes.keys()):
             self.fleet.lose(nodes[number], "evicted" if number in memory.evicted else "")
             nodes[number].is_released = number in memory.released
+            why = "evicted" if number in memory.evicted else "it was lost under a driver before"
+            self.machines.note_lost(number, why, self.unix_now)
         for number, exclusion, *process in memory.excluded:
             if number in nodes and nodes[number].status == "lost":
                 self.fleet.exclude(nodes[number], exclusion)
@@ -152,6 +165,11 @@ class Core:
         """Whether ranks that apply all commands are paused."""
         wanted = (c.operation for c in reversed(self.commands) if c.operation in PAUSING)
         return next(wanted, "") == "pause"
+
+    @property
+    def unix_now(self) -> float:
+        """The wall-clock time when this driver began, and how long its own clock has run since."""
+        return self._unix_s + self.clock.now
 
     # ---- phases ---------------------------------------------------------------------------------
     def enter(self, phase: str) -> None:
@@ -294,8 +312,11 @@ class Core:
         node = self.fleet.nodes[number]
         self.is_memory_stale = True
         if node.status == "lost":
-            self.fleet.exclude(node, exclusion or node.exclusion)
+            if node.exclusion != "ordered":
+                self.fleet.exclude(node, exclusion or node.exclusion)
             return []
+        node.is_released = False
+        self.machines.note_lost(number, reason, self.unix_now)
         for name in self.fleet.lose(node, exclusion):
             if (rank := self.members.rank_of.get(name)) is not None:
                 self.members.update(rank, None)
@@ -317,20 +338,30 @@ class Core:
     def memory(self) -> Memory:
         """What a successor must know."""
         lost = [node for node in self.fleet.nodes.values() if node.status == "lost"]
+        # a successor does not know whether an order is still carried out
+        orders = self.machines.orders
+        excluded = {
+            n.number: orders[n.number].exclusion if n.exclusion == "ordered" else n.exclusion
+            for n in lost
+        }
         return Memory(
             crashes=self.crash_loop.crashes,
             causes=self.crash_loop.causes,
-            lost=tuple(node.number for node in lost if node.exclusion != "evicted"),
-            evicted=tuple(node.number for node in lost if node.exclusion == "evicted"),
-            released=tuple(
-                node.number for node in lost if node.exclusion == "evicted" and node.is_released
-            ),
+            lost=tuple(node.number for node in lost if excluded[node.number] != "evicted"),
+            evicted=tuple(node.number for node in lost if excluded[node.number] == "evicted"),
+            released=tuple(node.number for node in lost if node.is_released),
             bad_checkpoints=tuple(sorted(self.copies.bad_checkpoints)),
             marked=self.marked,
             bad_snapshots=tuple(sorted(self.copies.bad_snapshots)),
             excluded=tuple(
-                (n.number, n.exclusion, *n.excluded_process) for n in lost if n.exclusion
+                (n.number, excluded[n.number], *n.excluded_process)
+                for n in lost
+                if excluded[n.number]
             ),
+            machine_orders=self.machines.kept,
+            machines_ordered=self.machines.begun,
+            machine_notes=tuple(self.machines.notes.items()),
+            leaving=tuple(self.machines.leaving),
             rollback=self.rollback,
             rollbacks=self.rollbacks,
             spike=self.spike,

@@ -55,6 +55,8 @@ class Drains:
                 self._nodes[event.node] = replace(known, notice_s=event.notice_s, until=until)
                 self._keep(core)
             return self.look(core)
+        if event.is_announced or core.replaces == "lost":  # there, a drain is for maintenance
+            core.machines.leaving[event.node] = None
         self._nodes[event.node] = Drain(core.step, event.notice_s, until)
         self._keep(core)
         core.effects.forget(AwaitCheckpoint)
@@ -117,8 +119,10 @@ class Drains:
 
     def _leave(self, core: Core, number: int) -> list[Action]:
         drain = self._nodes[number]
-        if eviction_refusal(core, number) and core.clock.now < drain.until:
-            return []  # a spare may become ready
+        if eviction_refusal(core, number):
+            if core.clock.now < drain.until:
+                return []  # a spare may become ready
+            core.machines.leaving.pop(number, None)  # it stays
         self._forget(core, number)
         return evict(core, number)
 

@@ -17,6 +17,8 @@ from headway.common.plan.topology import Chain, Topology
 from headway.common.wire.message import Message
 from headway.common.wire.messages.driver import NodeBeat, Relay, Seals, WorkerGone
 from headway.common.wire.messages.worker import Steer
+from headway.controller.decisions.machines.machine_orders import KeptOrder
+from headway.launch.engine import Replaces
 
 
 # ---- what happens -----------------------------------------------------------------------------
@@ -85,6 +87,8 @@ class DrainNode(Event):
 
     node: int
     notice_s: float
+    is_announced: bool = False
+    """The node itself announces its end: its machine is taken away, and not replaced by us."""
 
 
 @dataclass(frozen=True)
@@ -189,6 +193,19 @@ class ReleaseNode(Action):
 
 
 @dataclass(frozen=True)
+class ReplaceMachine(Action):
+    """Have the engine bring another machine for the node, which may take minutes.
+
+    ``Done.note`` says what remains to be known of the one before.
+    """
+
+    node: int
+    reason: str
+    number: int
+    """Counts the tries of this driver; answers to older ones do not count."""
+
+
+@dataclass(frozen=True)
 class Remember(Action):
     """Keep what a successor must know.
 
@@ -222,7 +239,8 @@ class Memory:
     bad_snapshots: tuple[tuple[int, int], ...] = ()
     """(rank, step) of snapshots that do not match their digest."""
     released: tuple[int, ...] = ()
-    """Evicted nodes whose machine the engine has taken away; the others are asked for again."""
+    """Nodes whose machine the engine has taken away; those of other evicted nodes are asked for
+    again."""
     causes: tuple[tuple[str, str], ...] = ()
     """(signature, sentence) of failures that the brake counts when the next generation begins."""
     excluded: tuple[tuple[int, str, int, int], ...] = ()
@@ -253,6 +271,16 @@ class Memory:
     answered: int = 0
     """Newest command that every rank has carried out; evaluations and samples up to it are not made
     again."""
+    machine_orders: tuple[KeptOrder, ...] = ()
+    """Other machines that are on order or will be ordered again, as ``MachineOrders.kept``."""
+    machines_ordered: tuple[float, ...] = ()
+    """When machines were ordered within the last day, wall-clock time."""
+    machine_notes: tuple[tuple[int, str], ...] = ()
+    """(node, what remains to be said of a machine that was replaced)."""
+    leaving: tuple[int, ...] = ()
+    """Nodes whose machines somebody else takes care of.
+
+    They announced their own end, or were drained for maintenance."""
 
     def reopened(self) -> Memory:
         """Return what still holds when a run continues after its end.
@@ -260,7 +288,15 @@ class Memory:
         By then checkpoints may be repaired, nodes replaced, and the cause of spikes removed.
         """
         passes = tuple((step, samples, 0) for step, samples, _ in self.passes)
-        return dataclasses.replace(self, bad_checkpoints=(), drains=(), passes=passes)
+        return dataclasses.replace(
+            self,
+            bad_checkpoints=(),
+            drains=(),
+            passes=passes,
+            machine_orders=(),
+            machine_notes=(),
+            leaving=(),
+        )
 
 
 @dataclass(frozen=True)
@@ -294,6 +330,10 @@ class Start:
     """The ranks communicate over gloo, which ends a collective at ``group_timeout_s`` itself."""
     link_wait_s: float = 0.0
     """How long ranks may make no progress because a link is away; 0 if that is not provided for."""
+    replaces: Replaces = "nothing"
+    """Which machines the engine can replace."""
+    unix_s: float = 0.0
+    """The wall-clock time at which the driver begins."""
     switches: tuple[Chain, ...] = ()
     """The switches above each node, the top one first; empty where they are not known."""
 

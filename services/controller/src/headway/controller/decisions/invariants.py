@@ -18,7 +18,7 @@ def check(core: Core) -> None:
     Raises:
         AssertionError: with what does not fit.
     """
-    _check_nodes(core.fleet)
+    _check_nodes(core, core.fleet)
     _check_workers(core.fleet)
     _check_members(core.fleet, core.members)
     assert core.numbered >= core.generation, (
@@ -28,7 +28,7 @@ def check(core: Core) -> None:
     _check_phase(core)
 
 
-def _check_nodes(fleet: Fleet) -> None:
+def _check_nodes(core: Core, fleet: Fleet) -> None:
     for number, node in fleet.nodes.items():
         ranks = tuple(rank for rank, home in fleet.rank_nodes.items() if home == number)
         assert node.ranks == ranks, f"node {number} carries {ranks}, its record says {node.ranks}"
@@ -50,6 +50,9 @@ def _check_nodes(fleet: Fleet) -> None:
         assert not (node.ranks and node.check == "wanted"), f"node {number} is checked beside ranks"
         is_refused = node.status == "lost" or node.check != "failed"
         assert is_refused, f"node {number} is {node.status} although its check failed"
+        order = core.machines.orders.get(number)
+        is_asked = order is not None and order.state == "asked"
+        assert (node.exclusion == "ordered") == is_asked, f"node {number}: its order is wrong"
         assert not node.exclusion or node.status == "lost", (
             f"node {number} is excluded and {node.status}"
         )

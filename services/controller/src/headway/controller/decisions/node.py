@@ -22,11 +22,12 @@ class Node:
     """It is ``active`` if it carries ranks, ``silent`` without a beat, ``lost`` once given up."""
     exclusion: str = ""
     """Why a lost node may not return at its next beat:
-    ``gone``, ``evicted``, ``trouble``, ``verdict`` or ``check``."""
+    ``gone``, ``evicted``, ``trouble``, ``verdict``, ``check``, or ``ordered`` while the engine
+    brings another machine."""
     excluded_process: tuple[int, int] = (-1, -1)
     """The executor that beat when it was excluded; its beats may still be in a socket."""
     is_released: bool = False
-    """The engine has taken the machine of an evicted node away;
+    """The engine has taken the machine of an evicted or condemned node away;
     what reports from now on was started anew."""
     beat_at: float = 0.0
     silent_before_s: float = 0.0
@@ -80,6 +81,8 @@ def may_return(node: Node) -> bool:
             # with ranks it is not checked: they are better there than nowhere
             is_usable = node.check in ("passed", "doubted") or bool(node.ranks)
             return is_usable or node.process != node.excluded_process
+        case "ordered":
+            return False
         case "evicted":
             return node.is_released and node.process != node.excluded_process
         case _:

@@ -16,9 +16,12 @@ from headway.controller.decisions.events import (
     CheckCheckpoint,
     ReleaseNode,
     Remember,
+    ReplaceMachine,
     RestartNode,
 )
 from headway.controller.decisions.fleet import names
+from headway.controller.decisions.machines import replenishing
+from headway.controller.decisions.node import Node
 from headway.controller.decisions.phases.choosing import begun
 
 _HAPPENED = {"error": "failed", "transport": "failed", "peer": "lost a peer"}
@@ -154,7 +157,7 @@ def on_rebooted(core: Core, number: int) -> list[Action]:
     return core.lose_node(number, "its machine was rebooted or replaced", exclusion="trouble")
 
 
-def on_done(core: Core, action: Action) -> list[Action]:
+def on_done(core: Core, action: Action, note: str = "") -> list[Action]:
     """An action took effect."""
     is_newest = core.effects.settle(action)
     match action:
@@ -166,6 +169,8 @@ def on_done(core: Core, action: Action) -> list[Action]:
             core.fleet.nodes[action.node].is_released = core.is_memory_stale = True
         case RestartNode():
             core.on_order.pop(action.node, None)  # it was delivered
+        case ReplaceMachine():
+            return replenishing.on_delivered(core, action, note)
         case _:
             pass
     return []
@@ -174,6 +179,8 @@ def on_done(core: Core, action: Action) -> list[Action]:
 def on_failed(core: Core, failed: Failed) -> list[Action]:
     """An action did not take effect; what needs it asks for it again."""
     action = failed.action
+    if isinstance(action, ReplaceMachine):
+        return replenishing.on_failed(core, action, failed.error)
     core.effects.settle(action, failed.error or "it failed")
     fields = {"action": type(action).__name__, "reason": failed.error}
     log: list[Action] = [Log("action_failed", fields)]
@@ -203,6 +210,7 @@ def _note_order(core: Core, failed: Failed, node: int) -> None:
     core.on_order.pop(node, None)
     if failed.is_on_order:
         core.on_order[node] = failed.error
+        replenishing.on_queued(core, node)
 
 
 def eviction_refusal(core: Core, node: int) -> str:
@@ -210,6 +218,8 @@ def eviction_refusal(core: Core, node: int) -> str:
     fleet = core.fleet
     if node not in fleet.nodes or fleet.nodes[node].exclusion in ("evicted", "gone"):
         return f"node {node} is not in the run"
+    if fleet.nodes[node].exclusion == "ordered":
+        return f"another machine is on order for node {node}"
     if fleet.nodes[node].ranks and fleet.spare_for(node) is None:
         return f"no spare is ready for node {node}"
     waiting = [lost for lost in core.lost_carriers() if lost != node]
@@ -224,6 +234,7 @@ def evict(core: Core, node: int) -> list[Action]:
     if refusal := eviction_refusal(core, node):
         return [Log("eviction_refused", {"node": node, "reason": refusal})]
     core.fleet.nodes[node].is_released = False
+    core.machines.orders.pop(node, None)
     core.effects.forget(ReleaseNode, node)
     log = Log("evicted", {"node": node})
     return [log, *core.lose_node(node, "evicted", exclusion="evicted"), *release(core)]
@@ -258,12 +269,21 @@ def roll_back(core: Core) -> list[Action]:
     return [log, *core.interrupted(reason, is_counted=False)]
 
 
+def is_taken_out(core: Core, node: Node) -> bool:
+    """Whether nothing of the run may stay on the node's machine."""
+    is_condemned = node.exclusion == "verdict" and core.replaces != "nothing"
+    return is_condemned or node.exclusion == "evicted"
+
+
 def release(core: Core) -> list[Action]:
-    """Have the machines of evicted nodes taken away, until that is done."""
+    """Have the machines of nodes that were taken out given back, until that is done.
+
+    Those are evicted ones and, where the engine brings another machine, condemned ones.
+    """
     return [
         action
         for node in map(core.fleet.nodes.__getitem__, core.fleet.excluded)
-        if node.exclusion == "evicted"
+        if is_taken_out(core, node)
         and not node.is_released
         and core.effects.due(ReleaseNode, node.number)
         for action in core.effects.ask(ReleaseNode(node.number))

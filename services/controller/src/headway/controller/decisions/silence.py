@@ -13,8 +13,8 @@ starting it again would end it."""
 MAX_RESTARTS = 32
 """Under way at a time: each is a thread and, over machines, an ssh. When the driver's own network
 was away, most nodes report again before it is their turn, and are left alone."""
-NOT_RESTARTED = ("gone", "evicted", "verdict", "check")
-"""Bars of nodes whose executor is not started again:
+NOT_RESTARTED = ("gone", "evicted", "verdict", "check", "ordered")
+"""Exclusions of nodes whose executor is not started again:
 a person or the engine must provide another machine."""
 
 

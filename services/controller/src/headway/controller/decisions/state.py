@@ -41,6 +41,7 @@ from headway.controller.decisions.events import (
     VerdictReceived,
 )
 from headway.controller.decisions.invariants import check
+from headway.controller.decisions.machines import replenishing
 from headway.controller.decisions.phases.base import Phase
 from headway.controller.decisions.phases.choosing import Beginning, Choosing, Reading, found
 from headway.controller.decisions.phases.gathering import Gathering, loading_sentence
@@ -119,6 +120,7 @@ class RunState(Core):
         if self.phase != "over":
             actions += silence.watch(self) + reactions.release(self) + self.orders.kills()
             actions += same_code.watch(self) + waiting.watch(self) + node_checks.watch(self)
+            actions += replenishing.watch(self)
             actions += reactions.check_rollback(self) + self._verdicts.repeat(self)
             actions += self._saves.look(self) + self._drains.look(self)
         if self.phase != "over":  # what was looked at first may have ended the run
@@ -155,7 +157,7 @@ class RunState(Core):
             case Done():
                 if isinstance(event.action, Remember) and event.action.memory == self._memory:
                     self._stored = self._memory
-                actions = reactions.on_done(self, event.action)
+                actions = reactions.on_done(self, event.action, event.note)
                 if isinstance(event.action, AwaitCheckpoint) and self.phase != "over":
                     actions += self._drains.found(self, event.action)
                 return actions
@@ -186,6 +188,7 @@ class RunState(Core):
                     self.orders.begin_round()
                 return reactions.check_rollback(self)
             case EvictNode():
+                self.machines.leaving.pop(event.node, None)
                 return reactions.evict(self, event.node)
             case CheckWanted():
                 return node_checks.ask(self, event.node)
@@ -260,9 +263,9 @@ class RunState(Core):
         return self.status_of(node) in ("active", "spare")
 
     def is_leaving(self, node: int) -> bool:
-        """Whether the node was evicted or drained, and its machine has not been ended yet."""
+        """Whether the node was taken out of the run, and its machine has not been ended yet."""
         found = self.fleet.nodes[node]
-        return found.exclusion == "evicted" and not found.is_released
+        return reactions.is_taken_out(self, found) and not found.is_released
 
     def step_of(self, node: int) -> int:
         """Completed steps that every rank of the node has reported in its newest generation."""
@@ -283,6 +286,10 @@ class RunState(Core):
     def unused(self) -> dict[int, str]:
         """Node -> why it is not used, for those that are being checked or have failed a check."""
         return node_checks.sentences(self)
+
+    def machine_sentences(self) -> dict[int, str]:
+        """Node -> which machine is on order for it and since when, or why none is."""
+        return replenishing.sentences(self)
 
     @property
     def is_loading(self) -> bool:

@@ -13,6 +13,7 @@ from headway.controller.decisions.admission.same_code import code_sentence, refu
 from headway.controller.decisions.core import Core
 from headway.controller.decisions.events import FindDurable, RestartNode
 from headway.controller.decisions.fleet import names
+from headway.controller.decisions.machines import replenishing
 from headway.controller.decisions.phases.base import ranks
 
 GONE_AGAIN_S = 60.0
@@ -24,8 +25,8 @@ KEPT_S = 60.0
 def watch(core: Core) -> list[Action]:
     """Count the time in which a node is missing, and end the run at the limit.
 
-    Called at each tick. Time in which the engine has a machine on order does not count. The count
-    begins anew once the run has stepped.
+    Called at each tick. Time in which the engine has a machine on order, or one that was ordered in
+    vain is ordered again, does not count. The count begins anew once the run has stepped.
     """
     elapsed_s, core.wait_seen_at = core.clock.now - core.wait_seen_at, core.clock.now
     if core.phase == "running":
@@ -34,7 +35,7 @@ def watch(core: Core) -> list[Action]:
         core.gave_up_at, core.final_checkpoint = None, ""
         return []
     core.cost.discard()  # waiting for a machine is not what a recovery costs
-    if not any(number in core.on_order for number in missing):
+    if not any(number in core.on_order or replenishing.is_open(core, number) for number in missing):
         _count(core, core.waited_s + elapsed_s)
     if 0 < core.limits.wait_for_node_s <= core.waited_s:
         return _give_up(core)
@@ -103,7 +104,9 @@ def _farewell(core: Core) -> str:
     kept = core.final_checkpoint or "the checkpoints cannot be read now"
     if refused := refused_nodes(core):
         return f"{code_sentence(core, refused)}; {kept}"
-    return f"{missing_sentence(core)}; {kept}; {_remedy(core)}"
+    known = replenishing.sentences(core)
+    why = "".join(f"; {known[number]}" for number in _missing(core)[:1] if number in known)
+    return f"{missing_sentence(core)}{why}; {kept}; {_remedy(core)}"
 
 
 def _remedy(core: Core) -> str:
@@ -134,7 +137,12 @@ def outlook(core: Core) -> str:
     ordered = [core.on_order[number] for number in missing if number in core.on_order]
     if ordered:
         return f"; the engine has a machine on order, which is waited for: {ordered[0]}"
-    return f"; waited for {core.waited_s:.0f} s, {end}"
+    known = replenishing.sentences(core)
+    awaited = [known[number] for number in missing if replenishing.is_open(core, number)]
+    if awaited:
+        return f"; {awaited[0]}"
+    given_up = [f"; {known[number]}" for number in missing if number in known]
+    return f"{''.join(given_up[:1])}; waited for {core.waited_s:.0f} s, {end}"
 
 
 def missing_sentence(core: Core) -> str:

@@ -21,6 +21,7 @@ from headway.controller.decisions.events import (
     Input,
     ReleaseNode,
     Remember,
+    ReplaceMachine,
     RestartNode,
     Send,
 )
@@ -81,6 +82,13 @@ class ActionRunner:
                 if self.joins is not None:
                     self.joins.revoke(action.node)
                 self._ask_engine(action, lambda: self.engine.lose_node(action.node))
+            case ReplaceMachine(node, reason):
+                if node == self.node:  # its machine ends with everything on it
+                    self.handle(Failed(action, "the driver runs there and leaves first"))
+                    log.warning("the machine of this driver is to be replaced; leaving", node=node)
+                    self.leave()
+                    return
+                self._ask_engine(action, lambda: self.engine.replace_machine(node, reason))
             case Remember():
                 self._write(action, lambda journal: remember(journal, action.memory))
             case Finish():
@@ -108,9 +116,9 @@ class ActionRunner:
         numbers = action.generation, action.rank_nodes
         self.journal.submit(lambda journal: journal.begin_generation(*numbers), numbered)
 
-    def _ask_engine(self, action: RestartNode | ReleaseNode, work: Any) -> None:
-        def then(_result: object, error: Exception | None) -> None:
-            self.handle(answer_to(action, error))
+    def _ask_engine(self, action: RestartNode | ReleaseNode | ReplaceMachine, work: Any) -> None:
+        def then(result: object, error: Exception | None) -> None:
+            self.handle(answer_to(action, error, result))
             if error is None and action == ReleaseNode(self.node):
                 # its executor and its monitor are gone: another node must lead
                 log.warning("the node of this driver has left the run; leaving", node=self.node)

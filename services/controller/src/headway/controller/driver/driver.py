@@ -113,6 +113,7 @@ class Driver:
             topology=topology,
             marked=newest_mark(self.run_dir.checkpoints) if journal.damage else -1,
             is_joined=is_shared,
+            replaces=self.engine.replaces,
             **self._leadership.silence(self.config.recovery.driver_silent_s),
         )
         self._clock = RunClock.continued(journal, node, boot_id()) if is_shared else RunClock()

@@ -9,7 +9,12 @@ from headway.common.decide import Done, Failed
 from headway.common.errors import HeadwayError
 from headway.common.log import get_logger
 from headway.common.wire.side_thread import ThreadPerKind
-from headway.controller.decisions.events import ExecutorEnded, ReleaseNode, RestartNode
+from headway.controller.decisions.events import (
+    ExecutorEnded,
+    ReleaseNode,
+    ReplaceMachine,
+    RestartNode,
+)
 from headway.controller.driver.connections import MAX_ASKED, Connections
 from headway.launch.cluster import ClusterFolder
 from headway.launch.engine import Engine, NodeLost
@@ -20,10 +25,14 @@ SILENT_S = 0.6  # a little longer than a beat
 log = get_logger("driver")
 
 
-def answer_to(action: RestartNode | ReleaseNode, error: Exception | None) -> Done | Failed:
+def answer_to(
+    action: RestartNode | ReleaseNode | ReplaceMachine,
+    error: Exception | None,
+    result: object = None,
+) -> Done | Failed:
     """What an engine's answer means for the decisions."""
     if error is None:
-        return Done(action)
+        return Done(action, result if isinstance(result, str) else "")
     is_final, is_on_order = isinstance(error, NodeLost), isinstance(error, OnOrder)
     return Failed(action, str(error), is_final=is_final, is_on_order=is_on_order)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping
 
 from headway.common import installed
@@ -12,6 +13,7 @@ from headway.common.plan.traffic import step_traffic
 from headway.controller.decisions.events import Start
 from headway.controller.driver.memory import recall
 from headway.controller.journal.journal import Journal
+from headway.launch.engine import Replaces
 from headway.trainer.config import RunConfig, memory_shape
 
 CHECK_REPORT_S = 30.0
@@ -34,10 +36,12 @@ def begin(
     is_joined: bool = False,
     former: int = -1,
     former_silent_s: float = 0.0,
+    replaces: Replaces = "nothing",
 ) -> Start:
     """Return the start of the driver with number ``epoch``, on ``nodes`` nodes.
 
-    They join the cluster one by one if ``is_joined``; ``former`` is as in ``Start``. ``marked`` is
+    They join the cluster one by one if ``is_joined``; ``former`` and ``replaces`` are as in
+    ``Start``. ``marked`` is
     the newest generation that the checkpoints folder knows, which a journal that was damaged may
     not. ``topology``: the network of the nodes, if it is known. It decides which spare takes over
     from a node, and where ranks begin, also when a run is resumed on other machines than those
@@ -85,6 +89,8 @@ def begin(
         is_on_gloo=config.train.device == "cpu",
         link_wait_s=0.0 if config.train.device == "cpu" else config.parallel.link_wait_s,
         switches=() if topology is None else topology.switches,
+        replaces=replaces,
+        unix_s=time.time(),
     )
 
 

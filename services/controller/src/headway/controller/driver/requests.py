@@ -10,6 +10,7 @@ from typing import Any
 from headway.common.errors import BusyError, InputError
 from headway.common.plan.crossings import dp_pairs
 from headway.common.wire.messages.driver import (
+    ANNOUNCED,
     Accepted,
     Command,
     GetStatus,
@@ -229,6 +230,7 @@ class Requests:
             is_starting=state.is_loading,
             dp_pairs=pairs,
             dp_crossing=crossing,
+            machines=state.machine_sentences(),
         )
 
     def _dp_pairs(self) -> tuple[int, int]:
@@ -325,4 +327,5 @@ class Requests:
             )
         # in the journal first, like any command: a successor of this driver repeats neither
         self._durable(message.id, Steer(sequence=0, operation="checkpoint"))
-        self._handle(DrainNode(message.node, message.duration_s))
+        is_announced = message.name == ANNOUNCED
+        self._handle(DrainNode(message.node, message.duration_s, is_announced))

@@ -89,7 +89,13 @@ class RecoveryConfig:
     wait_for_node_s: float = 600.0
     """How long a run without a ready spare waits for a node with ranks that is lost, or silent for
     ``node_lost_s``; then it fails. 0 waits without a limit. Time in which Slurm has a machine on
-    order does not count."""
+    order, or another one is on order or will be ordered again (``replace_after_s``), does not
+    count."""
+    replace_after_s: float = 60.0
+    """A machine that has been lost for this long is replaced, where the cluster's file has a
+    ``replace`` command; one that a verdict has condemned, or that was evicted, as soon as nothing
+    of the run is on it. Choose less than ``wait_for_node_s``, or a run without a spare ends
+    first."""
     folder_gone_s: float = 60.0
     """A run ends once its folder has been gone for this long."""
     hang_act_s: float = 0.0
@@ -104,6 +110,8 @@ class RecoveryConfig:
     max_node_failures: int = 3
     """A node whose ranks have failed so much more often within an hour than those of any other node
     gives them to a ready spare."""
+    max_replacements: int = 20
+    """Most machines that are ordered within 24 hours in place of others, failed tries included."""
     max_spike_rollbacks: int = 3
     """How often spikes may lead back to one checkpoint (``train.on_spike = "rollback"``) before the
     run fails."""
@@ -117,7 +125,7 @@ class RecoveryConfig:
                     f"recovery.{entry.name}={value} is not a valid time limit",
                     remedy="use seconds above 0",
                 )
-        at_least(self, "recovery", 1, "max_crashes", "max_node_failures")
+        at_least(self, "recovery", 1, "max_crashes", "max_node_failures", "max_replacements")
         if self.max_spike_rollbacks < 1:
             raise ConfigError(
                 f"recovery.max_spike_rollbacks={self.max_spike_rollbacks} is below 1",

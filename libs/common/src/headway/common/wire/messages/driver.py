@@ -149,6 +149,10 @@ class Relay(Message, tag="driver.relay/1"):
     left: LeftGeneration | None = None
 
 
+ANNOUNCED = "announced"
+"""In ``Command.name``: the owner of the machine takes it away, and it is not to be replaced."""
+
+
 class Command(Message, tag="driver.command/1"):
     """A user's command that steers the run."""
 
@@ -161,7 +165,8 @@ class Command(Message, tag="driver.command/1"):
     operation: CommandOperation
     name: str = ""
     """The setting (``lr``) with ``set`` and ``unset``; the target (``worker`` or a
-    service) with ``inject``."""
+    service) with ``inject``; ``ANNOUNCED`` with ``drain`` if the node itself says that it will
+    end."""
     value: float = 0.0
     """For ``set``, the setting's value; for ``sample``, the temperature."""
     count: int = 0
@@ -278,6 +283,9 @@ class Status(Message, tag="driver.status/1"):
     """Neighbours in the rings of data parallelism; 0 also where the switches are not known."""
     dp_crossing: int = 0
     """Those of ``dp_pairs`` whose nodes are below different leaf switches."""
+    machines: dict[int, str] = msgspec.field(default_factory=dict)
+    """Node -> which other machine is on order for it and since when, why none is, or what remains
+    to be said of the one before."""
 
 
 class Join(Message, tag="driver.join/1"):
