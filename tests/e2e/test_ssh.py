@@ -4,14 +4,26 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
+from headway.console.run import Run
 from headway.testkit.bed.node import Node
+from headway.testkit.journal import query
 from headway.testkit.machines import Machines
 from headway.testkit.machines.ssh import Ssh
-from headway.testkit.machines.waits import first_step, is_stepping, until, until_recovered
+from headway.testkit.machines.waits import (
+    first_step,
+    is_stepping,
+    until,
+    until_over,
+    until_recovered,
+)
+
+from benchmarks.digest import final_digest
 
 TINY = Path(__file__).resolve().parents[2] / "examples" / "tiny.toml"
 MODEL = (
@@ -80,6 +92,43 @@ def test_a_run_over_ssh_trains_to_its_end_and_leaves_nothing(
     done = machines.headway("run", TINY, "--name", "c", *options, timeout_s=LIMIT_S)
     assert "run c: finished after step 20/20" in done.stdout
     _wait_until_empty(machines)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_machines_that_are_destroyed_are_rebuilt_and_their_nodes_are_spares_again(
+    machines: Machines, corpus: Path
+) -> None:
+    """The second one hosts the driver, and loses nothing of what the first one's spare has done."""
+    settings = (*MODEL, f"data.path={corpus}", "train.steps=300", "recovery.replace_after_s=5")
+    machines.headway("run", TINY, "--name", "whole", *machines.options(settings), timeout_s=LIMIT_S)
+    machines.run(TINY, "r", *settings)
+    before = until(machines, "r", lambda s: is_stepping(s, 6), "the run does not step")
+    for lost in (1, 0):
+        machines.destroy(lost)
+        before = until_recovered(machines, "r", before)
+        machines.headway("pause", "r")  # so that it does not end meanwhile
+        ready = until(machines, "r", partial(_is_spare, lost), "it is not rebuilt")
+        assert ready["machines"] == {}
+        machines.headway("resume", "r")
+    done = until_over(machines, "r")
+    assert done["phase"] == "finished", done
+    found = [(name, row["node"]) for name, row in _events(machines, "r") if "machine" in name]
+    assert found == [
+        (name, node) for node in (1, 0) for name in ("machine_ordered", "machine_delivered")
+    ]
+    digests = {final_digest(Run(machines.runs / name)) for name in ("whole", "r")}
+    assert len(digests) == 1, "a step was lost, or made twice"
+    _wait_until_empty(machines)
+
+
+def _is_spare(node: int, status: Mapping[str, Any]) -> bool:
+    return bool(status["nodes"].get(str(node)) == "spare")
+
+
+def _events(machines: Machines, name: str) -> list[tuple[str, dict[str, Any]]]:
+    rows = query(Run(machines.runs / name), "SELECT name, fields FROM events ORDER BY id")
+    return [(event, json.loads(fields)) for event, fields in rows]
 
 
 def _stop(machines: Machines, name: str) -> None:

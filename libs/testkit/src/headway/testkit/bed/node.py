@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import hashlib
 import os
+import secrets
+import shutil
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 
 from headway.common.errors import HeadwayError
@@ -59,8 +61,7 @@ class Node:
         self._group: Group | None = None
         self._is_frozen = False
         self._clock_offset_ns: int | None = None
-        for name in ("home", "tmp"):
-            (self.root / name).mkdir(parents=True, exist_ok=True)
+        self._make_folders()
 
     # ---- power --------------------------------------------------------------------------------
     def boot(self) -> None:
@@ -117,6 +118,22 @@ class Node:
         if self._group is not None:
             self._group.remove()
             self._group = None
+
+    def renew(self, keep: Collection[str] = ()) -> None:
+        """Become another machine of the same name: an empty disk, and another /etc/machine-id.
+
+        Only while it is off. ``keep`` names files on the disk that who sets it up puts there again.
+        """
+        if self._boot is not None:
+            raise ValueError(f"{self.name} is up; kill() it first")
+        for path in [one for one in self.root.iterdir() if one.name not in keep]:
+            shutil.rmtree(path) if path.is_dir() else path.unlink()
+        self.machine_id = secrets.token_hex(16)
+        self._make_folders()
+
+    def _make_folders(self) -> None:
+        for name in ("home", "tmp"):
+            (self.root / name).mkdir(parents=True, exist_ok=True)
 
     @property
     def has_power(self) -> bool:

@@ -2,6 +2,7 @@
 
     python -m headway.testkit.bed.remote SOCKET NAME run WORDS...    runs them on the node
     python -m headway.testkit.bed.remote SOCKET NAME off             cuts its power
+    python -m headway.testkit.bed.remote SOCKET NAME new             brings another machine
 
 The bed's owner serves the socket, in a folder that the nodes share, so that a node may reach
 another one as the console does.
@@ -16,6 +17,7 @@ import socket
 import subprocess
 import sys
 import threading
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +40,8 @@ class Remote:
         self._bed, self.path = bed, path
         self.cut_off: set[tuple[str, str]] = set()
         """Pairs (asking host, host) between which nothing passes."""
+        self.rebuild: Callable[[Node], None] | None = None
+        """Makes the node another machine of the same name, which is up; None: there is none."""
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self._socket.bind(str(path))
         self._socket.listen(64)
@@ -59,6 +63,11 @@ class Remote:
     def fence(self) -> list[str]:
         """The words of ``fence`` in hosts.toml."""
         return [*self._command, "off"]
+
+    @property
+    def replace(self) -> list[str]:
+        """The words of ``replace`` in hosts.toml."""
+        return [*self._command, "new"]
 
     @property
     def _command(self) -> list[str]:
@@ -84,9 +93,20 @@ class Remote:
             if node.is_up:
                 node.kill()
             return {"code": 0, "out": "", "err": ""}
+        if verb == "new":
+            return self._bring(node)
         if {(asks, name), (name, asks)} & self.cut_off:
             return _failed(f"connect to {name}: Connection timed out")
         return _run(node, words, stdin)
+
+    def _bring(self, node: Node) -> dict[str, Any]:
+        if self.rebuild is None:
+            return _failed("no capacity")
+        try:
+            self.rebuild(node)
+        except (HeadwayError, OSError, ValueError) as error:
+            return _failed(f"{node.name} is not rebuilt: {error}")
+        return {"code": 0, "out": "", "err": ""}
 
 
 def _run(node: Node, words: list[str], stdin: str) -> dict[str, Any]:

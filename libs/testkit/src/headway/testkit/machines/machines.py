@@ -23,6 +23,7 @@ from headway.testkit.bed import Bed, Process
 from headway.testkit.bed.node import Node
 from headway.testkit.bed.remote import Remote
 from headway.testkit.machines.slurm import Slurm
+from headway.testkit.machines.ssh import FILES as SSH_FILES
 from headway.testkit.machines.ssh import Ssh
 from headway.testkit.machines.statuses import Statuses
 
@@ -87,6 +88,7 @@ class Machines:
             self.remote = stack.enter_context(Remote(self.bed, self.shared / "bed.sock"))
             if self._way == "ssh":
                 self.ssh = Ssh(self.shared / "ssh", self.bed.nodes)
+                self.remote.rebuild = self._rebuild
             if self._way == "slurm":
                 nodes = self.bed.nodes[: self.count]
                 self.slurm = Slurm(self.shared / "slurm", self.head, nodes, self.bed.disk)
@@ -150,7 +152,9 @@ class Machines:
         hosts = tuple(Host(node.name) for node in self.bed.nodes[: self.count])
         reach = self.ssh.reach if self.ssh is not None else self.remote.reach
         drain = ("sh", "-c", f'echo "$0 $1" >> {self.drained}', "{name}", "{reason}")
-        return HostsConfig(shared, hosts, sys.executable, tuple(reach), fence, drain, scratch)
+        replace = tuple(self.remote.replace) if self.ssh is not None else ()
+        known = (shared, hosts, sys.executable, tuple(reach), fence, drain, scratch)
+        return HostsConfig(*known, replace=replace)
 
     # ---- commands -----------------------------------------------------------------------------
     def headway(
@@ -197,6 +201,18 @@ class Machines:
             self.ssh.start(self.bed.node(index))
         if self.slurm is not None:
             self.slurm.start(self.bed.node(index))
+
+    def destroy(self, index: int) -> None:
+        """Lose a machine for good: only the hosts file's ``replace`` brings another one."""
+        node = self.bed.node(index)
+        node.kill()
+        node.renew(SSH_FILES)
+
+    def _rebuild(self, node: Node) -> None:
+        if node.has_power:
+            node.kill()
+        node.renew(SSH_FILES)
+        self.boot(node.index)
 
     def keep(self, name: str, index: int) -> Process:
         """Make a machine join the run with a foreground process, as under systemd.

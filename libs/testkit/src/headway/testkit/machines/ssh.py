@@ -12,6 +12,8 @@ from headway.common.polling import wait_until
 from headway.testkit.bed.node import Node
 
 START_LIMIT_S = 20.0
+FILES = ("host_key", "host_key.pub")
+"""On the disk of each node: the others know it by them."""
 
 
 class Ssh:

@@ -63,6 +63,20 @@ def until_recovered(machines: Machines, name: str, before: Mapping[str, Any]) ->
     )
 
 
+def until_over(machines: Machines, name: str) -> dict[str, Any]:
+    """What ``headway status`` reports of a run once it has ended.
+
+    Raises:
+        TimeoutError: it has not.
+    """
+    deadline = time.monotonic() + LIMIT_S
+    while (found := machines.status(name))["phase"] not in ("finished", "stopped", "failed"):
+        if time.monotonic() > deadline:
+            raise TimeoutError(f"{name} has not ended within {LIMIT_S:g} s: {found}")
+        time.sleep(EVERY_S)
+    return found
+
+
 def until_empty(machines: Machines) -> None:
     """Returns once no node runs any process.
 
