@@ -55,6 +55,14 @@ def test_a_folder_that_holds_a_cluster_is_not_made_again(tmp_path: Path) -> None
     assert (cluster.id, cluster.nodes, cluster.public_of(*ROLES)) == ("0badcafe", 1, keys)
 
 
+def test_a_creation_that_was_interrupted_is_finished_by_the_next_one(tmp_path: Path) -> None:
+    keys = ClusterFolder.create(tmp_path, nodes=1).public_of(*ROLES)
+    (tmp_path / "cluster.json").unlink()  # written last
+    (tmp_path / "keys" / "agent.key").unlink()
+    again = ClusterFolder.create(tmp_path, nodes=2)
+    assert again.nodes == 2 and len(keys & again.public_of(*ROLES)) == len(ROLES) - 1
+
+
 def test_resizing_changes_the_number_of_nodes_and_nothing_else(tmp_path: Path) -> None:
     cluster = ClusterFolder.create(tmp_path, nodes=1)
     before = (cluster.id, cluster.public_of(*ROLES))

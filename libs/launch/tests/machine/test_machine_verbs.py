@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import io
 import os
 import signal
 import subprocess
@@ -302,3 +303,13 @@ def test_an_answer_that_nobody_waits_for_any_more_is_not_written(
     assert "no logs in" in wanted.read_text() and "no logs" not in capsys.readouterr().out
     with pytest.raises(FileNotFoundError):
         verbs.answer("log", folder, tmp_path / "gone")
+
+
+def test_what_is_left_of_no_list_is_refused(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "stdin", io.StringIO("{not JSON"))
+    assert verbs.main(["left"]) == 2
+    assert "standard input is not a list of run ids" in capsys.readouterr().err
+    monkeypatch.setattr(sys, "stdin", io.StringIO("[]"))
+    assert verbs.main(["left"]) == 0 and capsys.readouterr().out == "[]\n"

@@ -19,11 +19,9 @@ from headway.common.node.janitor import processes_of
 from headway.common.node.run_dir import RUN_ID, RunLock, shm_root, sock_root
 from headway.common.node.segment import check_processor
 from headway.console.machine.preflight import INSTALL_TORCH, MIN_FREE_BYTES, SHM
-from headway.launch.join.needs import num_gpus
+from headway.launch.join.needs import MIN_SHM_BYTES, num_gpus
 
 PYTHONS = ((3, 11), (3, 13))
-MIN_SHM_BYTES = 1 << 30
-"""Rings and snapshots of a GPT of 10 M parameters take 0.7 GiB; containers come with 64 MiB."""
 MIN_FILES = 1024
 MIN_PROCESSES = 512
 MIN_THREADS = 2

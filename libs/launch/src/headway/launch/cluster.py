@@ -12,6 +12,7 @@ nodes/K.init      pid and start time of node K's init, so that there is only one
 nodes/K.lock      the same of its executor, written by the init that starts it, then by itself
 nodes/K.lost      the emulated machine is gone and cannot be started again
 started/ID.json   a run that was started on machines of this cluster, and where its folder is
+started/ID.over   one of which no process should be left
 logs/             output of the inits and executors
 
 Files are replaced by renaming, except nodes/K.init, nodes/K.lock and, on a full disk, nodes/K.json,
@@ -70,6 +71,8 @@ class ClusterFolder:
     ) -> ClusterFolder:
         """Create a new folder with a new key for each role.
 
+        Keys that a creation has made which did not come to its end are kept.
+
         Raises:
             InputError: the folder already describes a cluster, or cannot be created.
         """
@@ -88,7 +91,7 @@ class ClusterFolder:
                 remedy="use another folder",
             ) from error
         for role in ROLES:
-            KeyPair.generate().save(path / "keys" / f"{role}.key")
+            folder.key_of(role)
         folder.describe(cluster_id or secrets.token_hex(4), nodes, network, engine)
         return folder
 
@@ -266,6 +269,10 @@ class ClusterFolder:
                     found[int(file.stem)] = carried
         return found
 
+    def change(self, nodes: int, engine: Mapping[str, Any]) -> None:
+        """Replace the machines of the cluster; runs that are live keep theirs."""
+        self.describe(self.id, nodes, self.network, engine)
+
     def note(self, run_id: str, run_dir: Path) -> None:
         """Remember a run on machines, which carry no file of this folder. Raises OSError."""
         make_private_folder(self.path / "started")
@@ -278,6 +285,16 @@ class ClusterFolder:
             with contextlib.suppress(InputError, OSError, KeyError):
                 found[file.stem] = Path(str((self.read(f"started/{file.name}") or {})["run_dir"]))
         return found
+
+    def settle(self, run_id: str) -> None:
+        """Keep only the id of a run that is over, for a look at what it may have left."""
+        with contextlib.suppress(FileNotFoundError):
+            name = self.path / "started" / f"{run_id}.json"
+            name.replace(name.with_suffix(".over"))
+
+    def run_ids(self) -> list[str]:
+        """The runs that were ever started on machines of this cluster."""
+        return sorted({path.stem for path in (self.path / "started").glob("*.*")})
 
     def is_carrying(self, run_id: str) -> bool:
         """Whether a living executor of this cluster carries the run."""

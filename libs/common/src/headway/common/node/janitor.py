@@ -49,6 +49,14 @@ def processes_of(run_id: str, node: int | None = None) -> list[ProcessId]:
     return sorted(p.process for p in _scan() if p.run_id == run_id and node in (None, p.node))
 
 
+def processes_by_run() -> dict[str, list[ProcessId]]:
+    """Run id -> living processes of that run, by pid; a cluster's nodes have its id."""
+    found: dict[str, list[ProcessId]] = {}
+    for one in _scan():
+        found.setdefault(one.run_id, []).append(one.process)
+    return {run_id: sorted(processes) for run_id, processes in found.items()}
+
+
 def role_of(process: ProcessId) -> str:
     """Which service of a run a process is, by its environment; empty if it is none."""
     try:

@@ -136,6 +136,35 @@ def check_number(config: MachinesConfig, nodes: int) -> None:
         )
 
 
+def limited(config: MachinesConfig, nodes: int) -> tuple[MachinesConfig, int]:
+    """The configuration with the first ``nodes`` machines, and how many a run may have then.
+
+    By 0 it has all of them; Slurm has no list, so there the number is only the limit, 0 being none.
+
+    Raises:
+        InputError: the list is shorter.
+    """
+    if not isinstance(config, HostsConfig):
+        return config, nodes
+    if nodes > (there := len(config.hosts)):
+        raise InputError(
+            f"{nodes} nodes are asked for, hosts.toml lists {there} machines",
+            remedy="add machines, or ask for fewer nodes",
+        )
+    config = config.first(nodes or there)
+    return config, len(config.hosts)
+
+
+def check_kind(cluster: ClusterFolder, config: MachinesConfig) -> None:
+    """Raises InputError if the nodes of an existing cluster come from elsewhere."""
+    kind = facts_of(config)["kind"]
+    if (found := cluster.engine.get("kind", "this machine")) != kind:
+        raise InputError(
+            f"the nodes of {cluster.path} come from {found}, not from {kind}",
+            remedy="use another folder, or `headway cluster remove` first",
+        )
+
+
 def check_reached(config: MachinesConfig, nodes: int) -> None:
     """Whether listed machines let us in, so that a start does not fail after half of them.
 

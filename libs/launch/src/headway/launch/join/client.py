@@ -61,7 +61,7 @@ def join(ticket: Ticket, keys: KeyPair, *, limit_s: float) -> Bundle:
 
 
 def _ask(holder: Holder, keys: KeyPair, ticket: Ticket) -> Bundle:
-    address, server_key = _own_address(holder.join_endpoint), holder.server_key.encode()
+    address, server_key = own_address(holder.join_endpoint), holder.server_key.encode()
     question = this_machine(ticket.node, keys.public, token=ticket.token, address=address)
     with Client(holder.join_endpoint, keys=keys, server_key=server_key) as client:
         joined = client.call(question, Joined, timeout_s=CALL_S)
@@ -89,15 +89,18 @@ def this_machine(node: int, public_key: bytes, *, token: str = "", address: str 
     )
 
 
-def _own_address(endpoint: str) -> str:
-    """From which this machine reaches a TCP endpoint; empty if it has no way there."""
+def own_address(endpoint: str) -> str:
+    """From which this machine reaches a TCP endpoint; empty if it has no way there.
+
+    Nothing is sent.
+    """
     host, _, port = endpoint.removeprefix("tcp://").rpartition(":")
     try:
         family, kind, *_, address = socket.getaddrinfo(
             host.strip("[]"), int(port), type=socket.SOCK_DGRAM
         )[0]
         with socket.socket(family, kind) as probe:
-            probe.connect(address)  # which sends nothing
+            probe.connect(address)
             return str(probe.getsockname()[0])
     except (OSError, ValueError):
         return ""

@@ -12,15 +12,20 @@ log        print the last 8 KiB of each log of the node
 records    print its newest logs and records of steps, as a compressed archive in base64
 pod BUNDLE like init, in a pod of an indexed Job, with a ticket made from the bundle
 describe   print the machine's GPUs and processor flags as JSON; needs no ticket
+inspect    print what is installed, clock, GPUs, /dev/shm as JSON (--look FOLDER: read the nonce in
+           this shared folder and write it back); needs no ticket
+left       print as JSON what is left of the runs whose ids standard input lists as JSON
 """
 
 from __future__ import annotations
 
 import argparse
 import contextlib
+import json
 import shutil
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
 from pathlib import Path
 
 from headway.common.errors import HeadwayError, InputError
@@ -29,7 +34,7 @@ from headway.launch.engine import TERM_S
 from headway.launch.engines.choose import config_of, of_bundle
 from headway.launch.engines.kubernetes import pod
 from headway.launch.engines.local import LocalEngine
-from headway.launch.join import corpus, needs, records, scratch
+from headway.launch.join import corpus, facts, needs, records, scratch
 from headway.launch.join.answers import DONE, NO_INIT
 from headway.launch.join.bundle import Bundle
 from headway.launch.join.client import join
@@ -39,10 +44,14 @@ from headway.launch.lease.base import is_led
 from headway.launch.lease.choose import lease_of
 from headway.launch.machine.ending import LATE_LOCK_S, end, end_earlier_start, fence
 from headway.launch.machine.foreground import AtEnd, ForegroundNode
+from headway.launch.machine.left import left
 from headway.launch.machine.sweep import sweep
 from headway.launch.nodes import wait_for_node
 
-VERBS = ("prepare", "start", "restart", "init", "end", "fence", "log", "records", "pod", "describe")
+VERBS = (
+    "prepare", "start", "restart", "init", "end", "fence", "log", "records", "pod", "describe",
+    "inspect", "left",
+)  # fmt: skip
 LOG_BYTES = 8192
 NO_DRIVER_S = 45.0
 PREPARE_LIMIT_S = 600.0
@@ -74,14 +83,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--limit", type=float, default=60.0, help="seconds to wait for a driver")
     parser.add_argument("--ticket", type=Path, help="file with it, instead of standard input")
     parser.add_argument("--answer", type=Path, help="file for what `log` and `records` print")
+    parser.add_argument("--look", type=Path, help="folder of the test, for `inspect`")
     options = parser.parse_args(argv)
     if (options.verb == "pod") != (options.bundle is not None):
         parser.error("only `pod` takes the path of a bundle")
     try:
         if options.verb == "pod":
             return run_pod(options.bundle)
-        if options.verb == "describe":
-            print(needs.describe())
+        if options.verb in WITHOUT_TICKET:
+            print(WITHOUT_TICKET[options.verb](options.look))
             return 0
         ticket = ticket_of(options.ticket)
         folder = NodeFolder(ticket.folder)
@@ -112,6 +122,33 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"error: {error}", file=sys.stderr)
         return error.exit_code if isinstance(error, HeadwayError) else 1
     return 0
+
+
+def inspect(folder: Path | None) -> str:
+    """The facts of this machine as one line of JSON."""
+    return json.dumps(asdict(facts.look(folder)))
+
+
+def list_left() -> str:
+    """What is left of the runs on standard input, as one line of JSON.
+
+    Raises:
+        InputError: standard input is not a list.
+    """
+    try:
+        return json.dumps(left([str(one) for one in json.load(sys.stdin)]))
+    except (ValueError, TypeError) as error:
+        raise InputError(
+            f"standard input is not a list of run ids: {error}", remedy='write one, as ["0123abcd"]'
+        ) from error
+
+
+WITHOUT_TICKET: dict[str, Callable[[Path | None], str]] = {
+    "describe": lambda _: needs.describe(),
+    "inspect": inspect,
+    "left": lambda _: list_left(),
+}
+"""Verbs about the machine, not about a node of a run."""
 
 
 def ticket_of(path: Path | None) -> Ticket:

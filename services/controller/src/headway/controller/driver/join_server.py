@@ -26,10 +26,8 @@ from headway.launch.cluster import ClusterFolder
 from headway.launch.join import tokens
 from headway.launch.join.bundle import Bundle
 from headway.launch.join.client import this_machine
+from headway.launch.join.facts import CLOCK_LIMIT_S
 
-CLOCK_LIMIT_S = 300.0
-"""A machine whose clock is further off is refused, because tokens, logs and checkpoints carry
-wall-clock times."""
 START_S = 20.0
 """A machine that has joined reports as a node within it."""
 RETURN_S = 5.0

@@ -114,9 +114,9 @@ def submit(name: str, nodes: int, options: Sequence[str], script: Sequence[str])
     return number
 
 
-def jobs(names: Sequence[str]) -> list[Job]:
-    """Jobs of this user with one of these names. Raises as ``command``."""
-    words = ["squeue", "--me", "--noheader", f"--name={','.join(names)}"]
+def jobs(names: Sequence[str] = ()) -> list[Job]:
+    """Jobs of this user, all or with one of these names. Raises as ``command``."""
+    words = ["squeue", "--me", "--noheader", *([f"--name={','.join(names)}"] if names else [])]
     rows = command([*words, "--format=%i|%j|%T|%N|%r"]).splitlines()
     return [Job(*row.split("|", 4)) for row in rows if row.count("|") >= 4]
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+from pathlib import Path
 
 from headway.launch.engine import NodeLost, Replaces
 from headway.launch.engines.remote import hooks, reach
@@ -49,13 +50,24 @@ class HostMachines:
         """See ``Machines``."""
         return self._run(node, [verb], ticket, limit_s)
 
+    def inspect(self, node: int, folder: Path, *, limit_s: float) -> str:
+        """What the machine prints of itself; ``folder`` is where it proves that it is shared.
+
+        Raises:
+            UnreachableError: it does not answer. HeadwayError: it cannot say what it has.
+        """
+        return self._run(node, ["inspect", "--look", str(folder)], "", limit_s)
+
+    def words(self, node: int, *words: str) -> list[str]:
+        """The command line that runs words on the machine, or opens a shell there without any."""
+        return [*hooks.named(self._config.reach, self.name_of(node)), *words]
+
     def _run(self, node: int, words: list[str], stdin: str, limit_s: float) -> str:
         return self._ask(node, [self._config.python, *reach.MODULE, *words], stdin, limit_s)
 
     def _ask(self, node: int, words: list[str], stdin: str, limit_s: float) -> str:
         """ssh hands its words to a shell on the machine, so they are quoted."""
-        name = self.name_of(node)
-        asked = [*hooks.named(self._config.reach, name), *map(shlex.quote, words)]
+        name, asked = self.name_of(node), self.words(node, *map(shlex.quote, words))
         found = reach.run(asked, name=name, stdin=stdin, limit_s=limit_s)
         if found.returncode == SSH_FAILED:
             line = reach.last_line(found.stderr) or "no output"
