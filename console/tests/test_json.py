@@ -12,10 +12,12 @@ from typing import Any
 import pytest
 from headway.common.output import to_json
 from headway.console.cli import main
+from headway.console.lifecycle import cluster_state
 from headway.console.lifecycle.ending import Ending
 from headway.console.live.summary import Summary, summarise
 from headway.console.testing import FakeRun
 from headway.controller.client import Replayed
+from headway.launch.engines.remote.survey import Surveyed
 
 Call = Callable[..., tuple[int, str]]
 OBJECT, LINES, LIST = "one object", "one object per line", "list"
@@ -139,6 +141,17 @@ def test_machines_have_the_documented_keys(own_roots: Path, call: Call) -> None:
         code, out = call(*words, *arguments, "--json")
         assert code == 0 and list(printed(form, out)) == keys, words
     assert documented(call, "cluster", "drain") == (LIST, ["run", "outcome"])
+
+
+def test_what_is_seen_of_a_cluster_has_the_documented_keys(fake: FakeRun, call: Call) -> None:
+    folder = str(fake.cluster.path)
+    for words in (("cluster", "status"), ("cluster", "logs")):
+        form, keys = documented(call, *words)
+        _, out = call(*words, folder, "--json")
+        assert list(printed(form, out)) == keys, words
+    assert documented(call, "cluster", "left") == (LIST, ["left"])
+    rows = cluster_state.as_json([Surveyed("a", None)])
+    assert documented(call, "cluster", "check") == (LIST, list(rows[0]))
 
 
 def test_the_summary_of_a_run_keeps_its_keys(fake: FakeRun, call: Call) -> None:

@@ -9,12 +9,14 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from headway.common.config import to_toml
 from headway.common.errors import HeadwayError, InputError
 from headway.common.node.run_dir import RunDir
 from headway.console.cli import main
 from headway.console.folder import presence
 from headway.console.folder.claim import StillRunningError, claimed, keep_config
 from headway.console.lifecycle import launch, machines
+from headway.console.lifecycle.ending import Ending
 from headway.console.run import Run
 from headway.console.testing import SMALL, touch_corpus
 from headway.launch.cluster import ClusterFolder
@@ -314,3 +316,45 @@ def test_a_start_on_machines_is_noted_by_the_cluster(fleet: Fleet) -> None:
     with pytest.raises(HeadwayError):
         fleet.start()
     assert fleet.cluster.noted() == {"abcd1234": fleet.folder.path}
+
+
+def _file(fleet: Fleet, *names: str) -> str:
+    """A hosts.toml of the fleet with these machines only."""
+    path = fleet.cluster.path.parent / "hosts.toml"
+    hosts = tuple(Host(name) for name in names)
+    path.write_text(to_toml(dataclasses.replace(fleet.hosts, hosts=hosts)))
+    return str(path)
+
+
+def test_a_machine_that_a_live_run_uses_is_given_up_after_the_run_only(
+    fleet: Fleet, renew: Callable[[LeaseTerm], None], capsys: pytest.CaptureFixture[str]
+) -> None:
+    _noted(fleet)
+    renew(fleet.lead(2))
+    create = ("cluster", "create", str(fleet.cluster.path), "--hosts")
+    assert main([*create, _file(fleet, "a", "b", "c", "d")]) == 0, "one more is fine"
+    assert main([*create, _file(fleet, "a", "c", "d")]) == 2
+    said = capsys.readouterr().err
+    assert said.startswith("error: b is used by run big, which is live; stop it first: ")
+    assert "or use --drain (`make up` DRAIN=1)" in said
+    assert fleet.cluster.nodes == 4 and fleet.calls == []
+
+
+def test_a_machine_that_goes_takes_its_runs_with_it_where_that_is_wanted(
+    fleet: Fleet, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    _noted(fleet)
+    ended: list[str] = []
+
+    def end(run: Run, **_: object) -> Ending:
+        ended.append(run.name)
+        monkeypatch.setattr(Run, "live", False)
+        return Ending(run.name, "stopped", 5)
+
+    monkeypatch.setattr("headway.console.lifecycle.ending.end", end)
+    file = _file(fleet, "a", "c")
+    assert main(["cluster", "create", str(fleet.cluster.path), "--hosts", file, "--drain"]) == 0
+    assert ended == ["big"] and "run big is stopped; the newest checkpoint is of step 5" in (
+        capsys.readouterr().out
+    )
+    assert fleet.cluster.nodes == 2

@@ -10,14 +10,20 @@ from headway.common.cli import AsJson
 from headway.common.errors import HeadwayError, InputError
 from headway.common.help_pages import page
 from headway.common.output import emit
+from headway.console.commands import cluster_state
 from headway.console.commands.options import Yes, confirm, reporter
 from headway.console.commands.pages import MACHINES, add_group
 from headway.console.commands.rendering import add_render
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from headway.console.run import Run
     from headway.launch.cluster import ClusterFolder
+    from headway.launch.engines.choose import MachinesConfig
 
+OR_DRAIN = ", or use --drain (`make up` DRAIN=1)"
+"""Another remedy where a live run uses what is about to end."""
 Folder = Annotated[Path, typer.Argument(metavar="DIR", help="The cluster's folder.")]
 
 
@@ -26,7 +32,7 @@ def register(app: typer.Typer) -> None:
     cluster = add_group(
         app,
         "cluster",
-        "Create or remove a cluster, or stop the runs on it.",
+        "Create, check or remove a cluster, or stop the runs on it.",
         MACHINES,
         (
             "headway cluster create clusters/mine --nodes 3",
@@ -51,6 +57,7 @@ def register(app: typer.Typer) -> None:
         examples=("headway cluster remove clusters/mine",),
         json="one object: cluster, removed",
     )(remove)
+    cluster_state.register(cluster)
     add_render(cluster)
 
 
@@ -80,41 +87,70 @@ def create(
     yes: Yes = False,
     as_json: AsJson = False,
 ) -> None:
-    """Create a cluster, or change its number of nodes.
+    """Create a cluster, or change its nodes.
 
-    An existing cluster keeps its network. A smaller number is refused while a live run uses one of
-    the nodes that would end, unless --drain stops that run first.
+    With --nodes alone they are emulated on this machine. With --hosts or --slurm they are machines:
+    the first --nodes of the file, or as many as a run on Slurm may have.
+
+    An existing cluster keeps its keys and network. Nodes or machines that a live run uses are not
+    given up, unless --drain stops that run first.
     """
-    from headway.common.wire.addresses import Network
     from headway.launch.cluster import ClusterFolder
-    from headway.launch.engines.local import LocalEngine
 
-    if [nodes, hosts, slurm].count(None) != 2:
+    of_machines = hosts is not None or slurm is not None
+    if (hosts is not None and slurm is not None) or (nodes is None and not of_machines):
         raise InputError(
             "exactly one of --nodes, --hosts and --slurm is needed",
-            remedy="--nodes N emulates nodes on this machine; the others use real machines",
+            remedy="--nodes N emulates nodes on this machine; the others use real machines, and "
+            "--nodes may say how many",
         )
-    if nodes is None and (interface or ports):
+    if of_machines and (interface or ports):
         raise InputError(
             "--interface and --ports are for nodes on this machine",
             remedy="set launch.interface and launch.ports of the run",
         )
-    cluster, line = ClusterFolder(folder), ""
-    if nodes is None:
-        nodes, line = _create_of_machines(folder, hosts, slurm)
-    elif cluster.exists:
-        cluster.check_emulated()
-        if nodes < (old := cluster.nodes):
-            ended = f"node {nodes}" if old == nodes + 1 else f"nodes {nodes} to {old - 1}"
-            confirm(f"end {ended} of {folder}?", yes)
-            _free(cluster, nodes, drain_runs, as_json)
-        LocalEngine(cluster).resize(nodes)
+    cluster = ClusterFolder(folder)
+    if of_machines:
+        config = _machines_in(hosts, slurm)
+        number, line = _have_machines(cluster, config, nodes or 0, drain_runs, as_json)
     else:
-        network = Network(interface, ports=ports)
-        _ = network.endpoint  # a name that this machine does not know fails here, not in each node
-        cluster = ClusterFolder.create(folder, nodes=nodes, network=network)
-    done = {"cluster": str(folder), "id": cluster.id, "nodes": nodes}
-    emit(done, as_json, [f"{folder}: {line or f'{nodes} nodes'}"])
+        number = nodes or 0  # which typer has checked
+        if not _is_resized(cluster, number, drain_runs, yes, as_json):
+            _create_here(folder, number, interface, ports)
+        line = f"{number} nodes"
+    done = {"cluster": str(folder), "id": cluster.id, "nodes": number}
+    emit(done, as_json, [f"{folder}: {line}"])
+
+
+def _create_here(folder: Path, nodes: int, interface: str, ports: str) -> None:
+    """Create a cluster of nodes on this machine. Raises InputError if its network is absent."""
+    from headway.common.wire.addresses import Network
+    from headway.launch.cluster import ClusterFolder
+
+    network = Network(interface, ports=ports)
+    _ = network.endpoint  # a name that this machine does not know fails here, not in each node
+    ClusterFolder.create(folder, nodes=nodes, network=network)
+
+
+def _is_resized(
+    cluster: ClusterFolder, nodes: int, drain_runs: bool, yes: bool, as_json: bool
+) -> bool:
+    """Give an existing cluster on this machine so many nodes; False if there is none.
+
+    Raises:
+        InputError: a live run uses a node that would end, or the nodes are machines.
+    """
+    from headway.launch.engines.local import LocalEngine
+
+    if not cluster.exists:
+        return False
+    cluster.check_emulated()
+    if nodes < (old := cluster.nodes):
+        ended = f"node {nodes}" if old == nodes + 1 else f"nodes {nodes} to {old - 1}"
+        confirm(f"end {ended} of {cluster.path}?", yes)
+        _free(cluster, nodes, drain_runs, as_json)
+    LocalEngine(cluster).resize(nodes)
+    return True
 
 
 def _free(cluster: ClusterFolder, nodes: int, drain_runs: bool, as_json: bool) -> None:
@@ -123,38 +159,61 @@ def _free(cluster: ClusterFolder, nodes: int, drain_runs: bool, as_json: bool) -
     Raises:
         InputError: one does, and it is not to be stopped, or it does not stop.
     """
-    from headway.console.lifecycle.ending import end
     from headway.console.lifecycle.on_cluster import check_unused, live_runs
 
-    used = live_runs(cluster) if drain_runs else {}
-    for run in {run.path: run for node, run in used.items() if node >= nodes}.values():
+    if drain_runs:
+        _stop([run for node, run in live_runs(cluster).items() if node >= nodes], as_json)
+    check_unused(cluster, nodes, cluster.nodes - 1, OR_DRAIN)
+
+
+def _stop(runs: Iterable[Run], as_json: bool) -> None:
+    """Stop runs that use what is about to be given up, each once, with a checkpoint."""
+    from headway.console.lifecycle.ending import end
+
+    for run in {run.path: run for run in runs}.values():
         typer.echo(f"stopping run {run.name}, which uses nodes that end", err=as_json)
-        done = end(run, report=reporter(as_json))
-        typer.echo(done.line(), err=as_json)
-    check_unused(cluster, nodes, cluster.nodes - 1, ", or use --drain (`make up` DRAIN=1)")
+        typer.echo(end(run, report=reporter(as_json)).line(), err=as_json)
 
 
-def _create_of_machines(folder: Path, hosts: Path | None, slurm: Path | None) -> tuple[int, str]:
-    """Returns the number of nodes, and what to say of them."""
-    from headway.launch.cluster import ClusterFolder
-    from headway.launch.engines.choose import MachinesConfig, facts_of
+def _machines_in(hosts: Path | None, slurm: Path | None) -> MachinesConfig:
+    """What the file says of the machines; one of the two is given. Raises ConfigError."""
     from headway.launch.engines.remote.config_file import read_config
     from headway.launch.engines.remote.topology_file import read_next_to
     from headway.launch.engines.slurm.config import SlurmConfig, SlurmRun
     from headway.launch.engines.ssh.config import HostsConfig, HostsRun
 
-    config: MachinesConfig
-    number, line = 0, "Slurm provides the machines of each run"
     if hosts is not None:
         listed = read_config(HostsConfig, hosts)
-        config = HostsRun(**vars(listed), chains=read_next_to(hosts, listed.topology))
-        number, line = len(config.hosts), f"{len(config.hosts)} machines"
+        return HostsRun(**vars(listed), chains=read_next_to(hosts, listed.topology))
+    assert slurm is not None
+    given = read_config(SlurmConfig, slurm)
+    return SlurmRun(**vars(given), chains=read_next_to(slurm, given.topology))
+
+
+def _have_machines(
+    cluster: ClusterFolder, config: MachinesConfig, nodes: int, drain_runs: bool, as_json: bool
+) -> tuple[int, str]:
+    """Create the cluster, or give it these machines; returns their number, and what to say of it.
+
+    Raises:
+        InputError: there are fewer, the cluster is of another kind, or a live run uses a machine
+            that it would lose.
+    """
+    from headway.console.lifecycle.on_cluster import used_error, users_of_leaving
+    from headway.launch.cluster import ClusterFolder
+    from headway.launch.engines.choose import check_kind, facts_of, limited
+
+    config, number = limited(config, nodes)
+    if not cluster.exists:
+        ClusterFolder.create(cluster.path, nodes=number, engine=facts_of(config))
     else:
-        assert slurm is not None
-        given = read_config(SlurmConfig, slurm)
-        config = SlurmRun(**vars(given), chains=read_next_to(slurm, given.topology))
-    ClusterFolder.create(folder, nodes=number, engine=facts_of(config))
-    return number, line
+        check_kind(cluster, config)
+        if drain_runs:
+            _stop(users_of_leaving(cluster, config, number).values(), as_json)
+        for what, run in users_of_leaving(cluster, config, number).items():
+            raise used_error(what, run, OR_DRAIN)
+        cluster.change(number, facts_of(config))
+    return number, f"{number} machines" if number else "Slurm provides the machines of each run"
 
 
 def drain(
@@ -176,6 +235,7 @@ def drain(
     whatever becomes of the runs.
     """
     from headway.console.lifecycle.ending import end
+    from headway.console.lifecycle.on_cluster import refuse_starting, started_runs
     from headway.console.run import Run
     from headway.launch.cluster import ClusterFolder
 
@@ -184,8 +244,8 @@ def drain(
     carried = {Path(str(run["run_dir"])) for run in cluster.runs().values()}
     ended = []
     runs = [Run(path) for path in sorted(carried) if (path / "run.json").exists()]
-    noted = _noted(cluster)
-    _refuse_starting(noted)
+    noted = started_runs(cluster)
+    refuse_starting(noted)
     runs += [run for run in noted if run.live]
     if runs:
         confirm(f"stop {', '.join(run.name for run in runs)} on {folder}?", yes)
@@ -206,13 +266,13 @@ def remove(folder: Folder, yes: Yes = False, as_json: AsJson = False) -> None:
     Does nothing if the folder is absent. It is refused while a run is live on other machines: it
     can only be steered with the keys in the folder.
     """
+    from headway.console.lifecycle.on_cluster import refuse_starting, started_runs
     from headway.launch.cluster import ClusterFolder
     from headway.launch.engines.local import LocalEngine
 
     cluster = ClusterFolder(folder)
-
-    noted = _noted(cluster)
-    _refuse_starting(noted)
+    noted = started_runs(cluster)
+    refuse_starting(noted)
     if live := [run.name for run in noted if run.settle(reporter(as_json))]:
         raise InputError(
             f"{folder} has the keys of {', '.join(live)}, live on other machines",
@@ -223,33 +283,3 @@ def remove(folder: Folder, yes: Yes = False, as_json: AsJson = False) -> None:
     LocalEngine(cluster).remove()
     line = "removed" if is_there else "there was no cluster to remove"
     emit({"cluster": str(folder), "removed": True}, as_json, [f"{folder}: {line}"])
-
-
-def _noted(cluster: ClusterFolder) -> list[Run]:
-    """The runs on other machines that this cluster started and that may be live.
-
-    Those that are over are forgotten.
-    """
-    from headway.console.run import Run
-
-    found = []
-    for run_id, path in cluster.noted().items():
-        run = Run(path) if (path / "run.json").exists() else None
-        is_known = run is not None and run.folder.run_id == run_id
-        if run is not None and is_known and (run.live or not run.outcome):
-            found.append(run)
-        else:
-            cluster.remove(f"started/{run_id}.json")
-    return found
-
-
-def _refuse_starting(runs: list[Run]) -> None:
-    """Raises InputError while one of them is being started: it has no driver yet."""
-    from headway.console.folder.starting import STARTING
-
-    for run in runs:
-        if (starter := run.starter) is not None:
-            raise InputError(
-                f"run {run.name} is being started ({starter})",
-                remedy=f"wait for it; if that process has ended, remove {run.path / STARTING}",
-            )

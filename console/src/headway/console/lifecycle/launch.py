@@ -198,7 +198,7 @@ def _cluster_for(run: Run, folder: Path | None, nodes: int) -> ClusterFolder:
     """The given cluster, or a new one of the run's own; the run remembers which."""
     if folder is not None:
         cluster = ClusterFolder(folder)
-        if not cluster.engine and cluster.nodes < nodes:
+        if 0 < cluster.nodes < nodes:  # 0: Slurm gives as many as a run asks for
             raise InputError(
                 f"the run needs {nodes} nodes, {folder} has {cluster.nodes}",
                 remedy="make the cluster larger or set launch.nodes and launch.spares",

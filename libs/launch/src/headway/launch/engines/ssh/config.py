@@ -16,6 +16,7 @@ import re
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Self
 
 from headway.common.errors import ConfigError
 from headway.common.plan.topology import Chain
@@ -91,6 +92,10 @@ class HostsConfig:
         for key in ("reach", "fence", "drain", "replace"):
             hooks.check(key, getattr(self, key))
 
+    def first(self, count: int) -> Self:
+        """Return the configuration with the first ``count`` machines only."""
+        return dataclasses.replace(self, hosts=self.hosts[:count])
+
 
 @dataclass(frozen=True)
 class HostsRun(HostsConfig):
@@ -105,6 +110,12 @@ class HostsRun(HostsConfig):
         super().__post_init__()
         names = [host.name for host in self.hosts]
         topology_file.check_known(self.chains, names, "hosts.toml")
+
+    def first(self, count: int) -> Self:
+        """Return the configuration with the first ``count`` machines and their places only."""
+        names = {host.name for host in self.hosts[:count]}
+        kept = {name: chain for name, chain in self.chains.items() if name in names}
+        return dataclasses.replace(self, hosts=self.hosts[:count], chains=kept)
 
     def provided(self, count: int, report: Callable[[str], None]) -> HostsRun:
         """Return what a run on the first ``count`` machines keeps.
