@@ -6,18 +6,18 @@ PY := $(VENV)/bin/python
 BIN := $(VENV)/bin
 CONFIG ?= examples/tiny.toml
 TARGET ?= local
-NODES ?= 3
 TIMES ?= 1
 JOBS ?= 3
 SRC := $(wildcard libs/*/src services/*/src console/src)
 INSTALL := VENV="$(VENV)" PYTHON="$(PYTHON)" TORCH="$(TORCH)" infra/setup/setup.sh
+DOOR := PATH="$(abspath $(BIN)):$$PATH" infra/terraform
 export OMP_NUM_THREADS ?= 1
 # Images of containers often set this. Without a cache of its bytecode, each process compiles torch
 # again (2 s of CPU) and Headway's own modules.
 unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: help setup setup-lab setup-test run slurm-bed test-packages lab test check lint types fmt lock lock-check docs screenshots matrix \
-        drill campaign mutations mutants down-time bench-train fuzz gpu gpu-wheels up down clean
+        drill campaign mutations mutants down-time bench-train fuzz gpu gpu-wheels up down status logs ssh infra-test clean
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*?## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 14
@@ -109,11 +109,23 @@ gpu: ## run the GPU tests, also without a network (PART=model, groups, recovery,
 gpu-wheels: setup ## fill wheels/ with what `make gpu` installs there
 	"$(PY)" infra/gpu/gpu.py wheels
 
-up: setup ## start a cluster of NODES emulated nodes with Terraform (DRAIN=1: stop runs on nodes that end)
-	PATH="$(abspath $(BIN)):$$PATH" infra/terraform/up.sh $(TARGET) $(NODES)
+up: setup ## create or repair a cluster of TARGET with Terraform (NODES=3; DRAIN=1: stop runs on nodes that end)
+	$(DOOR)/up.sh $(TARGET) $(NODES)
 
 down: setup ## stop the runs of that cluster with a checkpoint, then its nodes (YES=1: do not ask)
-	PATH="$(abspath $(BIN)):$$PATH" infra/terraform/down.sh $(TARGET)
+	$(DOOR)/down.sh $(TARGET)
+
+status: setup ## what differs from what `up` has made, and the runs of that cluster; exit code 2 if it drifted
+	@$(DOOR)/status.sh $(TARGET)
+
+logs: setup ## newest log lines of its nodes (NODE=1: of one)
+	@$(DOOR)/logs.sh $(TARGET) $(NODE)
+
+ssh: setup ## a shell on the machine of node NODE=0 (ARGS=...: run that there)
+	@$(DOOR)/ssh.sh $(TARGET) "$(NODE)" $(ARGS)
+
+infra-test: setup-test ## format, validate and test all targets, then the clusters of tests/infra; skips are printed
+	PATH="$(abspath $(BIN)):$$PATH" infra/terraform/test.sh "$(PY)" -m pytest -q tests/infra -n 2 --dist loadfile $(ARGS)
 
 clean: ## remove the virtual environment and caches; runs/ and data/ stay
 	rm -rf "$(VENV)" .uv-cache .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -49,8 +49,13 @@ class Terraform:
         words = (str(ROOT / "infra/terraform/up.sh"), "local", str(nodes))
         return self._run(*words, codes=(code,), **env)[1]
 
-    def down(self) -> None:
-        self._run(str(ROOT / "infra/terraform/down.sh"), "local")
+    def down(self) -> str:
+        return self._run(str(ROOT / "infra/terraform/down.sh"), "local")[1]
+
+    def look(self, verb: str, *words: str, code: int = 0) -> str:
+        """What `status`, `logs` or `ssh` printed."""
+        script = str(ROOT / f"infra/terraform/{verb}.sh")
+        return self._run(script, "local", *words, codes=(code,))[1]
 
     def plan(self, nodes: int) -> tuple[int, set[int]]:
         """Exit code (0 no change, 2 changes) and the nodes to be replaced."""
@@ -83,14 +88,16 @@ def end_node(folder: Path, node: int) -> None:
         assert process is not None and process.kill()
 
 
-def test_the_plans_of_the_target_hold(machine: Any) -> None:
-    env = {**machine.env, "TF_DATA_DIR": str(machine.folder / "tf"), "CHECKPOINT_DISABLE": "1"}
-    for words in (["init", "-backend=false", "-input=false"], ["validate"], ["test"]):
-        done = subprocess.run(["terraform", f"-chdir={TARGET}", *words, "-no-color"], env=env,
-                              capture_output=True,
-                              text=True, check=False)  # fmt: skip
-        assert done.returncode == 0, f"{words}\n{done.stdout}\n{done.stderr}"
-    assert "3 passed, 0 failed" in done.stdout
+def test_every_target_is_formatted_and_valid_and_its_plans_hold(machine: Any) -> None:
+    env = {name: text for name, text in machine.env.items() if name != "TF_PLUGIN_DIR"}
+    done = subprocess.run([str(ROOT / "infra/terraform/test.sh")], env=env, capture_output=True,
+                          text=True, check=False)  # fmt: skip
+    assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
+    lines = done.stdout.splitlines()
+    assert "ok       format" in lines
+    for target, passed in (("local", 3), ("ssh", 5), ("slurm", 4)):
+        assert f"ok       {target}: test: {passed} passed, 0 failed" in lines
+    assert all(line.startswith(("ok ", "skipped ")) for line in lines)
     assert not machine.processes()
 
 
@@ -101,10 +108,21 @@ def test_a_cluster_is_made_mended_grown_used_and_removed(machine: Any) -> None:
     first = tf.pids(2)
     assert len(machine.processes()) == 4, "an init and an executor each"
     assert tf.plan(2) == (0, set())
+    assert tf.look("status").splitlines() == [f"{tf.folder}: 2 nodes, no drift", "no run"]
+    text = tf.look("logs", "1")
+    assert "==> n1-executor.log <==" in text and "==> n1-init.log <==" in text and "n0-" not in text
+    assert tf.look("ssh", "1", "pwd").strip() == str(tf.folder)
 
     end_node(tf.folder, 1)
     machine.wait_until(lambda: len(machine.processes()) == 2, "the node is dead")
     assert tf.plan(2) == (2, {1})
+    assert tf.look("status", code=2).splitlines() == [
+        f"{tf.folder}: 2 nodes, drifted",
+        "drift: node 1 has no init, which would restart its executor",
+        "no run",
+        'drift: terraform_data.node["1"] must be replaced',
+        "repair: make up TARGET=local",
+    ]
     tf.up(2)
     mended = tf.pids(2)
     assert mended[0] == first[0], "a healthy node is left alone"
@@ -132,14 +150,15 @@ def test_a_cluster_is_made_mended_grown_used_and_removed(machine: Any) -> None:
     tf.down()
     machine.assert_clean("tiny", listened=listened)
     assert not tf.folder.exists()
-    tf.down()  # again is fine
+    assert tf.down().startswith(f"there is no cluster in {tf.folder}, nothing to do; `make up")
+    assert not tf.folder.exists()
 
 
 @pytest.mark.timeout(400)
 @pytest.mark.parametrize("name", ["my cluster", 'it\'s $HOME; "quoted"'])
 def test_a_folder_may_have_blanks_and_quotes_in_its_name(name: str, machine: Any) -> None:
     tf = Terraform(machine, name)
-    command = tf.up(1).partition("use it: ")[2].splitlines()[0]
+    [command] = [line for line in tf.up(1).splitlines() if line.startswith("headway run ")]
     assert shlex.split(command)[-2:] == ["--cluster", str(tf.folder)]
     (pid,) = tf.pids(1)
     assert tf.plan(1) == (0, set())
