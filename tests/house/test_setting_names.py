@@ -19,7 +19,7 @@ TABLES = {
 }
 SETTING = re.compile(rf"(?<![\w./`-])({'|'.join(TABLES)})\.([a-z][a-z_]+)(?![\w.(/])")
 EXCEPT = {"train.bin", "train.idx", "train.digests", "train.keys", "model.layrs"}
-EXCEPT |= {"model.toml", "model.safetensors"}
+EXCEPT |= {"model.toml", "model.safetensors", "health.md"}
 """Files of a corpus and of a model, and an example of a wrong name."""
 
 
