@@ -168,6 +168,15 @@ def test_a_drained_machine_is_replaced_where_it_left_for_good(
         assert not orders_in(pass_time(again, 2 * AFTER_S)), "a successor knows that, too"
 
 
+def test_a_person_who_evicts_a_draining_node_wants_its_machine_replaced() -> None:
+    hand = hand_with().run()
+    hand.send(DrainNode(1, 60.0))
+    assert hand.state.memory.leaving == (1,)
+    hand.silent.add(1)
+    actions = hand.send(Done(only(hand.send(EvictNode(1)), ReleaseNode)))
+    assert only(actions + hand.wait(0.2), ReplaceMachine).node == 1
+
+
 def test_a_machine_that_could_not_be_drained_is_replaced_when_it_is_lost() -> None:
     hand = hand_with().run()
     question = only(hand.send(DrainNode(1, 5.0)), AwaitCheckpoint)

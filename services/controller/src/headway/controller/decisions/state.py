@@ -188,7 +188,9 @@ class RunState(Core):
                     self.orders.begin_round()
                 return reactions.check_rollback(self)
             case EvictNode():
-                self.machines.leaving.pop(event.node, None)
+                if event.node in self.machines.leaving:
+                    del self.machines.leaving[event.node]
+                    self.is_memory_stale = True
                 return reactions.evict(self, event.node)
             case CheckWanted():
                 return node_checks.ask(self, event.node)
