@@ -252,6 +252,15 @@ def test_all_nodes_of_an_allocation_ask_for_the_same_stop(tmp_path: Path, driver
     assert driver.asked == ["stop-under-1"] * 3
 
 
+def test_a_lease_that_says_so_has_one_pod_that_ends_stop_the_whole_run(
+    tmp_path: Path, driver: Driver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    look = FileLease.look
+    monkeypatch.setattr(FileLease, "look", lambda self: replace(look(self), is_to_stop=True))
+    _stay(tmp_path, 2, at_end="drain")._ask_when_due()
+    assert driver.asked == ["stop-under-1"]
+
+
 SENT = """
 import os, sys
 from headway.launch.init.signals import on_socket, received

@@ -68,6 +68,8 @@ class LeaseView:
 
     claimed: int = 0
     holder: Holder | None = None
+    is_to_stop: bool = False
+    """A console wants the whole run to stop; only a lease that Kubernetes keeps can say so."""
 
     @property
     def is_over(self) -> bool:

@@ -13,11 +13,13 @@ from headway.common.config import from_dict
 from headway.common.errors import ConfigError, InputError
 from headway.common.node.files import replace_json
 from headway.launch.lease.base import Holder, LeaseView, ProcessLease, superseded
-from headway.launch.lease.kubernetes_api import ApiError, ApiObject
+from headway.launch.lease.kubernetes_api import ApiClient, ApiError, ApiObject, PodAccount
 
 API_VERSION, KIND, GROUP = "coordination.k8s.io/v1", "Lease", "coordination.k8s.io"
 HOLDER = "headway/holder"
 """Annotation with the holder as JSON."""
+STOP = "headway/stop"
+"""Annotation by which a console says that the whole run is to stop."""
 FILE = "lease.json"
 """In the control folder of a run whose lease is such an object; see ``LeaseName``."""
 LOOK_S = 1.0
@@ -73,7 +75,8 @@ class LeaseName:
                 remedy="run the command in a pod, with `kubectl exec`",
             )
         path = f"/apis/{API_VERSION}/namespaces/{self.namespace}/leases/{self.name}"
-        return ApiLease(ApiObject(self.server, path, account), fence_elsewhere)
+        client = ApiClient(self.server, PodAccount(account))
+        return ApiLease(ApiObject(client, path), fence_elsewhere)
 
 
 class ApiLease(ProcessLease):
@@ -103,7 +106,8 @@ class ApiLease(ProcessLease):
         """See ``Lease``; without a holder while the annotation cannot be read."""
         found = self._object.get()
         holder = _holder(found)
-        return LeaseView(max(_claimed(found), holder.epoch if holder is not None else 0), holder)
+        claimed = max(_claimed(found), holder.epoch if holder is not None else 0)
+        return LeaseView(claimed, holder, STOP in _part(found["metadata"], "annotations"))
 
     def claim(self, after: int) -> int | None:
         """See ``Lease``."""

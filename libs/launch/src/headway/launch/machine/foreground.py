@@ -32,7 +32,7 @@ from headway.launch.join.bundle import Bundle
 from headway.launch.join.folder import NodeFolder
 from headway.launch.join.leaving import bundle_of, leave
 from headway.launch.join.ticket import Ticket
-from headway.launch.lease.base import Holder
+from headway.launch.lease.base import Holder, LeaseView
 from headway.launch.lease.choose import lease_of
 from headway.launch.machine.sweep import sweep
 
@@ -56,7 +56,8 @@ class ForegroundNode:
         folder: of the node.
         ticket: for the machine.
         at_end: what to ask of the driver when the machine will be taken away: that this node leaves
-            the run, or, where all nodes end together, that the run stops with a checkpoint.
+            the run, or, where all nodes end together, that the run stops with a checkpoint. A lease
+            that says that the run is to stop comes before it.
         notice_s: time from SIGUSR1 until everything must have ended; ``TERM_S`` from the others.
         mark: a file to remove once the run is over and nothing of it is left on this machine.
         end: ends all processes of the node; returns the exit code.
@@ -139,13 +140,14 @@ class ForegroundNode:
         """Ask the driver until it accepts, and each further driver: it may not know of this end."""
         if time.monotonic() < self._asks_at:
             return
-        holder = self._holder()
+        view = self._look()
+        holder = view.holder
         if holder is None or not holder.endpoint:
             self._save_here()
             return
         try:
             if holder.epoch != self._accepted_under:
-                self._ask_for_the_end(holder)
+                self._ask_for_the_end(holder, "stop" if view.is_to_stop else self._at_end)
             self._asks_at = time.monotonic() + AGAIN_S
         except DeadlineError:
             self._save_here()
@@ -159,14 +161,14 @@ class ForegroundNode:
         with contextlib.suppress(HeadwayError), Client(endpoint) as client:
             client.call(Flush(newest=True), StoreStatusReply, timeout_s=CALL_S)
 
-    def _ask_for_the_end(self, holder: Holder) -> None:
+    def _ask_for_the_end(self, holder: Holder, operation: AtEnd) -> None:
         """Raises DeadlineError: the driver does not answer."""
         try:
-            self._ask(holder, self._at_end)
+            self._ask(holder, operation)
             self._accepted_under = holder.epoch
         except RemoteError as error:
             log.warning("the driver refuses", reason=error.message)
-            if self._at_end == "drain" and not self._has_saved:  # so that less is lost at the end
+            if operation == "drain" and not self._has_saved:  # so that less is lost at the end
                 with contextlib.suppress(RemoteError):
                     self._ask(holder, "checkpoint")
                     self._has_saved = True
@@ -198,16 +200,17 @@ class ForegroundNode:
         sweep(self._folder.path.parent, self._bundle.control.parent.parent)
         if self._mark is not None and not self._folder.path.exists():
             self._mark.unlink(missing_ok=True)
-        holder = self._holder()
+        holder = self._look().holder
         if holder is not None and holder.is_over and holder.node == self._ticket.node:
             self._release(self._bundle)
 
-    def _holder(self) -> Holder | None:
+    def _look(self) -> LeaseView:
+        """At the lease; without a holder while it cannot be read."""
         try:
-            return lease_of(self._bundle.control).look().holder
+            return lease_of(self._bundle.control).look()
         except OSError as error:
             log.warning("the driver's lease cannot be read", reason=str(error))
-            return None
+            return LeaseView()
 
 
 def _reap() -> None:
