@@ -2,7 +2,7 @@
 # kube_api.sh FOLDER: build kube-apiserver 1.20.2 and unpack etcd there, for the tests that use a
 # real API server (HEADWAY_KUBE_API=FOLDER). Everything comes from Debian's packages, nothing is
 # installed, and the machine's apt settings stay as they are. Built once: five minutes of two cores
-# and 1.5 GB while it builds, 180 MB afterwards. FOLDER must be a path without spaces.
+# and 1.5 GB while it builds, 130 MB afterwards. FOLDER must be a path without spaces.
 set -euo pipefail
 fail() { echo "error: $1; $2" >&2; exit 1; }
 [ $# = 1 ] || fail "usage: kube_api.sh FOLDER" "name a folder, such as ~/.cache/headway/kube-api"

@@ -38,7 +38,7 @@ class ApiError(HeadwayError, OSError):
 
 
 class Credentials(Protocol):
-    """Who sends requests; asked for each of them, because tokens change."""
+    """The identity behind requests; asked for each of them, because tokens change."""
 
     @property
     def remedies(self) -> Mapping[int, str]:

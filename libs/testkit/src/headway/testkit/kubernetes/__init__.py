@@ -1,0 +1,1 @@
+"""A real API server of Kubernetes on loopback, and what is played around it."""

@@ -1,0 +1,42 @@
+"""API servers: the real one where it has been built, and a fake of it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+from headway.testkit.kubernetes.fake import FakeApi
+from headway.testkit.kubernetes.played import Namespace
+from headway.testkit.kubernetes.served import ServedApi
+from headway.testkit.kubernetes.server import RealApi
+
+
+@pytest.fixture(scope="session")
+def real_api(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RealApi]:
+    if reason := RealApi.missing():
+        pytest.skip(f"no API server of Kubernetes: {reason}")
+    with RealApi(tmp_path_factory.mktemp("real")) as api:
+        yield api
+
+
+@pytest.fixture(scope="session", params=["fake", "real"])
+def api(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[ServedApi]:
+    if request.param == "real":
+        yield request.getfixturevalue("real_api")
+        return
+    with FakeApi(tmp_path_factory.mktemp("fake")) as fake:
+        yield fake
+
+
+@pytest.fixture
+def namespace(api: ServedApi) -> Iterator[Namespace]:
+    with Namespace(api) as made:
+        yield made
+
+
+@pytest.fixture
+def real_namespace(real_api: RealApi) -> Iterator[Namespace]:
+    with Namespace(real_api) as made:
+        yield made
