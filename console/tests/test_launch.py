@@ -48,6 +48,8 @@ def test_make_down_drains_the_cluster_before_it_destroys_anything(
         tool = tmp_path / name
         tool.write_text(f'#!/bin/sh\necho {name} "$@" >> {tmp_path}/calls\n')
         tool.chmod(0o755)
+    (tmp_path / "python").write_text("#!/bin/sh\necho '[]'\n")  # nothing is left here
+    (tmp_path / "python").chmod(0o755)
     cluster = tmp_path / "cluster"
     if is_there:
         cluster.mkdir()
@@ -61,7 +63,8 @@ def test_make_down_drains_the_cluster_before_it_destroys_anything(
     drained = [number for number, call in enumerate(calls) if call.startswith("headway")]
     assert [calls[number] for number in drained] == is_there * [f"headway cluster drain {cluster}"]
     destroyed = [number for number, call in enumerate(calls) if " destroy " in call]
-    assert destroyed and all(number < destroyed[0] for number in drained)
+    assert len(destroyed) == is_there, "without a cluster nothing is destroyed"
+    assert all(number < destroyed[0] for number in drained)
 
 
 def test_earlier_configurations_stay_and_the_difference_is_told(fake: FakeRun) -> None:
