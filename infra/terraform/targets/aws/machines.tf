@@ -79,6 +79,11 @@ resource "terraform_data" "kind" {
 }
 
 resource "aws_instance" "node" {
+  #checkov:skip=CKV_AWS_8:the launch template encrypts the disk
+  #checkov:skip=CKV_AWS_79:the launch template requires a token
+  #checkov:skip=CKV_AWS_126:the launch template monitors in detail
+  #checkov:skip=CKV_AWS_135:the launch template is EBS optimized
+  #checkov:skip=CKV2_AWS_41:the launch template has the role
   for_each = local.names
   launch_template {
     id      = aws_launch_template.node.id

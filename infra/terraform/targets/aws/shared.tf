@@ -1,6 +1,7 @@
 # /shared: the folder that all machines see. It holds Headway, corpora, runs and checkpoints.
 
 resource "aws_efs_file_system" "shared" {
+  #checkov:skip=CKV_AWS_184:encrypted with the key of AWS; a key of one's own costs money after `make down`
   count           = var.shared == "efs" ? 1 : 0
   creation_token  = var.name
   encrypted       = true

@@ -8,7 +8,7 @@ settings=${HEADWAY_MACHINE_SETTINGS:-/etc/headway/cluster.env}
 # shellcheck source=/dev/null
 [ ! -r "$settings" ] || . "$settings"
 verb=${1:-} name=${2:-} reason=${3:-}
-limit_s=${MACHINE_LIMIT_S:-600} every_s=${MACHINE_EVERY_S:-2}
+limit_s=${MACHINE_LIMIT_S:-840} every_s=${MACHINE_EVERY_S:-2} # the driver waits 900 s for replace
 
 fail() { echo "error: $1; $2" >&2; exit 1; }
 ec2() { "${AWS_CLI:-aws}" ec2 --output text "$@"; }
@@ -26,10 +26,10 @@ state() {
 }
 
 wait_for() {
-  local found deadline=$((SECONDS + limit_s))
-  until found=$(state) && [ "$found" = "$1" ]; do
-    [ "$SECONDS" -lt "$deadline" ] ||
-      fail "$name is $found and not $1 after $limit_s s" "look at it in the EC2 console"
+  local now
+  until now=$(state) && [ "$now" = "$1" ]; do
+    [ "$SECONDS" -lt "$limit_s" ] || # since the start of this script
+      fail "$name is $now and not $1 after $limit_s s" "look at it in the EC2 console"
     sleep "$every_s"
   done
 }
