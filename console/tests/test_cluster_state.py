@@ -202,7 +202,7 @@ def test_the_logs_of_emulated_nodes_are_those_in_the_folder(own_roots: Path, cal
     rows = json.loads(call("logs", cluster.path, "--json")[1])
     assert [list(row) for row in rows] == [["node", "run", "text"]] * 2
     assert call("logs", cluster.path, "--node", "2")[2] == (
-        "error: there is no node 2; use 0 to 1\n"
+        "error: the cluster has no node 2; use 0 to 1\n"
     )
 
 
@@ -217,7 +217,7 @@ def test_a_shell_is_the_command_that_reaches_the_machine(fleet: Fleet, call: Cal
     reach = fleet.folder / "reach"
     assert call("reach", fleet.cluster.path, "--node", "2") == (0, f"{reach} c\n", "")
     assert call("reach", fleet.cluster.path, "--node", "3")[2] == (
-        "error: there is no node 3; use 0 to 2\n"
+        "error: the cluster has no node 3; use 0 to 2\n"
     )
     slurm = fleet.folder / "slurm"
     ClusterFolder.create(slurm, nodes=0, engine=facts_of(SlurmConfig(str(fleet.folder))))

@@ -4,7 +4,7 @@
 source "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
 prepare
 if ! has_cluster; then
-  echo "there is no cluster in $cluster_dir, nothing to do; \`make up TARGET=$target\` creates one"
+  echo "$cluster_dir holds no cluster, nothing to do; \`make up TARGET=$target\` creates one"
   exit 0
 fi
 before_down

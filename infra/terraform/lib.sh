@@ -57,10 +57,10 @@ has_cluster() {
 file_of() { # VARIABLE
   local path=${!1:-}
   [ -n "$path" ] || fail "$1 is not set" "name a file: make $verb TARGET=$target $1=FILE"
-  [ -f "$path" ] || fail "$1=$path: there is no such file" "name an existing file"
+  [ -f "$path" ] || fail "$1=$path does not exist" "name an existing file"
   printf '%s' "$path"
 }
-# Terraform commands that take the state lock; who comes second is told so in one line.
+# Terraform commands that take the state lock; the second of two gets one clear line.
 change() {
   local errors code=0
   errors=$(mktemp)

@@ -4,7 +4,7 @@
 source "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
 if [ -d "$TF_DATA_DIR" ]; then all_vars; else prepare; fi
 if ! has_cluster; then
-  echo "error: there is no cluster in $cluster_dir; \`make up TARGET=$target\` creates one" >&2
+  echo "error: $cluster_dir holds no cluster; \`make up TARGET=$target\` creates one" >&2
   exit 1
 fi
 drifted=

@@ -12,22 +12,13 @@ from typing import Any
 
 import pytest
 
-from tests.infra.aws_account import TARGET, Account, missing_emulator, run
+from tests.infra.aws_account import TARGET, Account, run
 
 SCRIPTS = TARGET / "scripts"
 AN_HOUR_S = 3600.0
 
 
 # ---- hooks ---------------------------------------------------------------------------------------
-@pytest.fixture(scope="module")
-def account() -> Iterator[Account]:
-    if reason := missing_emulator():
-        pytest.skip(reason)
-    made = Account()
-    yield made
-    made.close()
-
-
 @pytest.fixture
 def ec2(account: Account) -> Iterator[Any]:
     client = account.client("ec2")

@@ -11,7 +11,6 @@ import os
 import shutil
 import subprocess
 import tomllib
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,18 +18,9 @@ import pytest
 from headway.launch.engines.remote.config_file import read_config
 from headway.launch.engines.ssh.config import HostsConfig
 
-from tests.infra.aws_account import TARGET, Account, Door, missing, missing_emulator, run
+from tests.infra.aws_account import TARGET, Account, Door, missing, run
 
 pytestmark = pytest.mark.skipif(bool(missing()), reason=missing())
-
-
-@pytest.fixture(scope="module")
-def account() -> Iterator[Account]:
-    if reason := missing_emulator():
-        pytest.skip(reason)
-    made = Account()
-    yield made
-    made.close()
 
 
 @pytest.fixture
@@ -60,7 +50,7 @@ def test_what_is_wrong_is_said_in_one_line_before_anything_is_made(door: Door) -
 
 def test_down_and_status_of_nothing(door: Door) -> None:
     out, _ = door("down")
-    assert "there is no cluster" in out
+    assert "holds no cluster" in out
     door("status", code=1)
     assert not door.cluster.exists()
 
@@ -79,10 +69,10 @@ def _machines(ec2: Any) -> dict[str, dict[str, Any]]:
 def _hook(door: Door, key: str, name: str, **words: str) -> str:
     """Run a hook of hosts.toml, with the script of the sources in place of the machines' own."""
     hosts = tomllib.loads((door.cluster / "hosts.toml").read_text())
-    told = [word.format(name=name, **words) for word in hosts[key]]
-    assert told[0] == "/opt/headway/machine"
+    command = [word.format(name=name, **words) for word in hosts[key]]
+    assert command[0] == "/opt/headway/machine"
     env = {**door.env, "HEADWAY_CLUSTER": "headway", "HEADWAY_MACHINE_SETTINGS": os.devnull}
-    return run([TARGET / "scripts" / "machine.sh", *told[1:]], env, door.folder)[0]
+    return run([TARGET / "scripts" / "machine.sh", *command[1:]], env, door.folder)[0]
 
 
 def _check_boot(ec2: Any) -> None:

@@ -96,9 +96,9 @@ def test_bad_words_are_refused_in_one_line_and_leave_nothing(door: Door) -> None
         "error: HOSTS is not set; name a file: make up TARGET=ssh HOSTS=FILE\n"
     )
     assert "SLURM is not set; name a file" in door.refuses("up", "slurm")
-    assert "/no.toml: there is no such file" in door.refuses("up", "ssh", HOSTS="no.toml")
+    assert "/no.toml does not exist" in door.refuses("up", "ssh", HOSTS="no.toml")
     assert "NODE is not set; name one: make ssh" in door.refuses("ssh", "local")
-    assert "there is no cluster in" in door.refuses("status", "local", code=1)
+    assert "holds no cluster" in door.refuses("status", "local", code=1)
     said = door.refuses("up", "ssh", "5", HOSTS=str(door.hosts))
     assert "5 nodes are asked for, hosts.toml lists 1 machines; add machines" in said
     assert not door.cluster.exists()

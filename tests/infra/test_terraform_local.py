@@ -150,7 +150,7 @@ def test_a_cluster_is_made_mended_grown_used_and_removed(machine: Any) -> None:
     tf.down()
     machine.assert_clean("tiny", listened=listened)
     assert not tf.folder.exists()
-    assert tf.down().startswith(f"there is no cluster in {tf.folder}, nothing to do; `make up")
+    assert tf.down().startswith(f"{tf.folder} holds no cluster, nothing to do; `make up")
     assert not tf.folder.exists()
 
 

@@ -42,7 +42,7 @@ target_vars() {
     file_of VARS >/dev/null
     cp "$(file_of VARS)" "$file"
   elif [ ! -e "$kept" ]; then
-    echo "there is no cluster in $cluster_dir; \`make up TARGET=aws VARS=my.tfvars\` creates one"
+    echo "$cluster_dir holds no cluster; \`make up TARGET=aws VARS=my.tfvars\` creates one"
     [ "$verb" = down ] || exit 1
     exit 0
   fi

@@ -212,7 +212,7 @@ def logs_of(cluster: ClusterFolder, nodes: Iterable[int] | None = None) -> list[
 
 def _check_among(chosen: Sequence[int] | None, size: int) -> None:
     if wrong := [node for node in chosen or () if node >= size]:
-        raise InputError(f"there is no node {wrong[0]}", remedy=f"use 0 to {size - 1}")
+        raise InputError(f"the cluster has no node {wrong[0]}", remedy=f"use 0 to {size - 1}")
 
 
 def _ends(folder: Path, node: int) -> str:
