@@ -16,7 +16,9 @@ command -v headway >/dev/null || fail "no headway on the PATH" "run \`make setup
 cluster_dir=${CLUSTER_DIR:-clusters/$target}
 [[ $cluster_dir == /* ]] || cluster_dir=$PWD/$cluster_dir
 export TF_DATA_DIR=$cluster_dir/.terraform TF_IN_AUTOMATION=1 TF_CLI_ARGS="-no-color" CHECKPOINT_DISABLE=1
-tf() { terraform "-chdir=$here/targets/$target" "$@"; }
+# 9 is the lock of `up` and `down`, which nothing that they start may keep.
+tf() { terraform "-chdir=$here/targets/$target" "$@" 9>&-; }
+headway() { command headway "$@" 9>&-; }
 
 # ---- what a target may redefine in its door.sh ---------------------------------------------------
 target_init() { :; }                                     # append to the array init
@@ -65,16 +67,20 @@ change() {
   local errors code=0
   errors=$(mktemp)
   tf "$@" 2>"$errors" || code=$?
-  if [ "$code" -ne 0 ] && grep -q "acquiring the state lock" "$errors"; then
+  if [ "$code" -ne 0 ] && grep -q "acquiring the state lock" "$errors" && grep -qE "$held" "$errors"; then
+    local id
+    id=$(sed -nE 's/.*ID: +([0-9a-f-]+).*/\1/p' "$errors" | head -n 1)
     rm -f "$errors"
-    busy
+    busy "$id"
   fi
   cat "$errors" >&2
   rm -f "$errors"
   [ "$code" -eq 0 ] || exit 1
 }
-busy() {
-  fail "another \`make up\` or \`make down\` changes $cluster_dir" "wait until it has ended; a lock that a killed one has left in a bucket is removed by \`terraform force-unlock\`"
+# What Terraform says of a lock that somebody holds; other reasons, such as a full disk, are shown.
+held="temporarily unavailable|PreconditionFailed|ConditionalRequestConflict|already locked"
+busy() { # [ID]
+  fail "another \`make up\` or \`make down\` changes $cluster_dir" "wait until it has ended; a lock that a killed one has left in a bucket is removed by \`terraform force-unlock ${1:-ID}\`"
 }
 # The settings of the last `up` hold for the other commands, so that they need none of them.
 remember() {
@@ -125,16 +131,13 @@ for name in HOSTS SLURM VARS; do
 done
 [ -z "${NODES:-}" ] || [[ $NODES =~ ^[1-9][0-9]{0,4}$ ]] ||
   fail "NODES=$NODES is not a number of nodes" "use a whole number from 1 on"
-if [[ $verb == up || $verb == down ]] && [ "${HEADWAY_DOOR:-}" != "$cluster_dir" ] && command -v flock >/dev/null; then
+# Until this script has ended: after Ctrl-C it waits for Terraform, which may take minutes to stop.
+if [[ $verb == up || $verb == down ]] && command -v flock >/dev/null; then
   mkdir -p "$cluster_dir"
-  code=0
-  # -o: the nodes that are started below must not keep the lock. Inits lock the folder itself.
-  HEADWAY_DOOR=$cluster_dir flock -n -E 75 -o "$cluster_dir/up.lock" "$BASH" "$0" "$@" || code=$?
-  [ "$code" -ne 75 ] || busy
-  tidy
-  exit "$code"
+  exec 9>"$cluster_dir/up.lock" # inits lock the folder itself
+  flock -n 9 || busy
+  trap 'tidy' EXIT
 fi
-unset HEADWAY_DOOR
 
 # ---- the target ----------------------------------------------------------------------------------
 init=(-input=false -reconfigure "-backend-config=path=$cluster_dir/terraform.tfstate")

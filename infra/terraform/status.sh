@@ -27,5 +27,5 @@ case $code in
   exit 1
   ;;
 esac
-[ -z "$drifted" ] || echo "repair: make up TARGET=$target"
+[ -z "$drifted" ] || echo "repair: make up TARGET=$target${NODES:+ NODES=$NODES}"
 [ -z "$drifted" ] || exit 2

@@ -140,6 +140,9 @@ def test_a_cluster_is_made_repaired_grown_and_removed(account: Account, door: Do
     door.vars(nodes=2, disk_gib=100, **asked)
     _, err = door("up", VARS=mine, YES="1", code=2)
     assert "error: all nodes would be made anew (t3.medium ami-12c6146b 100 GiB, 1 cards)" in err
+    door.vars(nodes=2, shared="fsx", **asked)
+    _, err = door("up", VARS=mine, YES="1", code=2)
+    assert "on efs and not headway in us-east-1 first zone 10.42.0.0/16 on fsx; undo that" in err
     door.vars(nodes=3, **asked)
     door("up", VARS=mine, YES="1")
     grown = _machines(ec2)

@@ -121,7 +121,7 @@ def test_a_cluster_is_made_mended_grown_used_and_removed(machine: Any) -> None:
         "drift: node 1 has no init, which would restart its executor",
         "no run",
         'drift: terraform_data.node["1"] must be replaced',
-        "repair: make up TARGET=local",
+        "repair: make up TARGET=local NODES=2",
     ]
     tf.up(2)
     mended = tf.pids(2)

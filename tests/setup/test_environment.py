@@ -82,12 +82,12 @@ def test_a_set_up_that_fails_leaves_what_works(
     checkout: Path, run: Run, small: Sequence[str], offline: dict[str, str], installed: Installed
 ) -> None:
     file = checkout / "libs/common/pyproject.toml"
-    file.write_text(file.read_text().replace('"pyzmq>=26"', '"pyzmq>=26", "colorama"'))
+    file.write_text(file.read_text().replace('"pyzmq>=26"', '"pyzmq>=26", "toolz"'))
     said = run(*small, env={**offline, "UV_CACHE_DIR": str(checkout / "empty")}, code=2).stdout
     assert said.splitlines()[-1].startswith("headway: could not install the packages")
     assert json.loads((checkout / ".venv/.headway.json").read_text())["set"] == "run"
-    assert "colorama" not in installed()
-    assert "creating" not in run(*small).stdout and "colorama" in installed()
+    assert "toolz" not in installed()
+    assert "creating" not in run(*small).stdout and "toolz" in installed()
 
 
 def test_a_build_of_torch_that_is_not_to_be_had_changes_nothing(

@@ -10,7 +10,7 @@ leaks_file=$cluster_dir/leaks.txt           # there if `down` has left something
 tag=headway-cluster
 known=
 
-tf() { terraform "-chdir=$work" "$@"; }
+tf() { terraform "-chdir=$work" "$@" 9>&-; }
 call() { "$aws_cli" --region "$region" --output text "$@"; }
 # The first message of Terraform's errors, without frame, source lines and advice on Terraform.
 message() {
@@ -26,12 +26,14 @@ target_init() {
   rm -rf "$work"/*.tf "$work"/scripts
   mkdir -p "$work"
   cp -r "$here/targets/aws"/*.tf "$here/targets/aws/types.json" "$here/targets/aws/scripts" "$work"
-  [ ! -e "$state_file" ] || use_bucket
+  [ ! -e "$work/errored.tfstate" ] || fail "Terraform could not store its last state" \
+    "TF_DATA_DIR=$TF_DATA_DIR terraform -chdir=$work state push errored.tfstate, then remove that file"
+  [ ! -e "$state_file" ] || use_bucket "$state_file"
 }
 
-use_bucket() {
+use_bucket() { # CONFIG
   printf 'terraform {\n  backend "s3" {}\n}\n' >"$work/backend_override.tf"
-  init=(-input=false -reconfigure "-backend-config=$state_file")
+  init=(-input=false -reconfigure "-backend-config=$1")
   [ -z "${TF_PLUGIN_DIR:-}" ] || init+=("-plugin-dir=$TF_PLUGIN_DIR")
 }
 
@@ -60,24 +62,36 @@ target_vars() {
 facts() {
   local found errors=$cluster_dir/variables.log
   [ -z "$known" ] || return 0
-  [[ "${vars[*]}" == *"$kept"* ]] || prepare # `make logs` and `make ssh`
+  if [[ "${vars[*]}" != *"$kept"* ]]; then # `make logs` and `make ssh`, perhaps during an `up`
+    if [ -d "$TF_DATA_DIR" ]; then all_vars; else prepare; fi
+  fi
   # Its exit code is 0 after some errors too.
-  found=$(echo 'join("|", [var.name, var.region, var.user, var.nodes, local.kind, local.cost])' |
+  found=$(echo 'join("|", [var.name, var.region, var.user, var.nodes, local.kind, local.place, local.cost])' |
     tf console "${vars[@]}" 2>"$errors") || true
   ! grep -q 'Error:' "$errors" || fail "$(message <"$errors")" "nothing was changed"
-  IFS='|' read -r name region user nodes kind cost <<<"${found//\"/}"
+  IFS='|' read -r name region user nodes kind place cost <<<"${found//\"/}"
   known=1
 }
 
-has_cluster() { [ -e "$leaks_file" ] || [ -n "$(tf state list 2>/dev/null)" ]; }
+# A state that cannot be read is a cluster: what it names costs money.
+has_cluster() {
+  local listed errors=$cluster_dir/state.log
+  [ ! -e "$leaks_file" ] || return 0
+  if ! listed=$(tf state list 2>"$errors"); then
+    ! grep -q "No state file was found" "$errors" || return 1
+    fail "Terraform's state cannot be read: $(message <"$errors")" "see $errors"
+  fi
+  [ -n "$listed" ]
+}
 
 # Nothing stays of a command that made no cluster, or has removed it. What lib.sh's own would remove
 # while the state is in the bucket is made again.
 tidy() {
-  [ ! -e "$state_file" ] && [ ! -e "$leaks_file" ] || return 0
-  ! grep -qs '"mode":' "$cluster_dir/terraform.tfstate" || return 0
+  local state=$cluster_dir/terraform.tfstate
+  [ ! -e "$state_file" ] && [ ! -e "$leaks_file" ] && [ ! -e "$work/errored.tfstate" ] || return 0
+  [ ! -e "$state" ] || grep -q '"resources": \[\]' "$state" || return 0
   rm -rf "$TF_DATA_DIR" "$work" "$kept"* "$kept_nodes" "$cluster_dir"/terraform.tfstate* \
-    "$cluster_dir"/{hosts.toml,init.log,plan.log,up.vars,up.lock,variables.log}
+    "$cluster_dir"/{hosts.toml,init.log,plan.log,up.vars,up.lock,state.log,variables.log}
   rmdir "$cluster_dir" 2>/dev/null || true
 }
 
@@ -93,17 +107,21 @@ check_up() {
   local current ended=
   facts
   echo "$cost"
-  current=$(tf output -json nodes 2>/dev/null | tr -cd '0-9,' | tr ',' '\n' | grep -c . || true)
+  current=$(tf state list 2>/dev/null | grep -c '^aws_instance\.node\[' || true)
   if [ "${current:-0}" -gt 0 ]; then
+    [ "$(tf output -raw place)" = "$place" ] ||
+      fail "the cluster is $(tf output -raw place) and not $place" \
+        "undo that, or \`make down TARGET=aws\` first, which deletes /shared"
     [ "$nodes" -ge "$current" ] || ended="nodes $nodes to $((current - 1)) would end"
     [ "$(tf output -raw kind)" = "$kind" ] || ended="all nodes would be made anew ($kind)"
   fi
+  [ -z "$ended" ] || [ -n "${DRAIN:-}" ] ||
+    fail "$ended" "DRAIN=1 stops all runs with a checkpoint first"
+  confirm "create or change cluster $name in $region?"
   if [ -n "$ended" ]; then
-    [ -n "${DRAIN:-}" ] || fail "$ended" "DRAIN=1 stops all runs with a checkpoint first"
     on_head "headway-cluster drain" ||
       fail "the head node did not stop the runs" "stop them there, then repeat"
   fi
-  confirm "create or change cluster $name in $region?"
   cp "$kept.new" "$kept"
   rm -f "$kept_nodes"
   [ -z "${NODES:-}" ] || echo "nodes = $NODES" >"$kept_nodes"
@@ -124,13 +142,13 @@ state_to_bucket() {
   facts
   printf 'bucket = "%s"\nkey = "terraform/%s.tfstate"\nregion = "%s"\nuse_lockfile = true\n' \
     "$(tf output -raw bucket)" "$name" "$region" >"$state_file.new"
-  mv "$state_file.new" "$state_file"
-  use_bucket
+  use_bucket "$state_file.new"
   if ! move_state; then
-    rm -f "$state_file" "$work/backend_override.tf"
+    rm -f "$state_file.new" "$work/backend_override.tf"
     fail "the state could not be moved to the bucket, see $cluster_dir/init.log" \
       "repeat \`make up\`; STATE=local keeps it in $cluster_dir"
   fi
+  mv "$state_file.new" "$state_file" # from here on the bucket counts
   rm -f "$cluster_dir"/terraform.tfstate "$cluster_dir"/terraform.tfstate.backup
 }
 
@@ -230,7 +248,7 @@ show_status() {
 show_logs() {
   facts
   call logs filter-log-events --log-group-name "/headway/$name" \
-    ${1:+--log-stream-name-prefix "$(machine "$1")"} \
+    ${1:+--log-stream-names "$(machine "$1")"} \
     --query 'events[].[timestamp, logStreamName, message]' | sort
 }
 

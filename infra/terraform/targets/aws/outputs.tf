@@ -12,6 +12,9 @@ locals {
     [for k in range(var.nodes) : "\n[[hosts]]\nname = ${jsonencode(local.names[tostring(k)])}"],
     [""],
   ))
+  place = join(" ", [
+    var.name, "in", var.region, coalesce(var.zone, "first zone"), var.network, "on", var.shared,
+  ])
   run = "headway run examples/tiny.toml --cluster /shared/cluster --set launch.interface=${local.fabric}"
 }
 
@@ -58,6 +61,11 @@ output "run" {
 output "kind" {
   description = "What all nodes are made of; another one makes them anew."
   value       = local.kind
+}
+
+output "place" {
+  description = "Where the cluster and /shared are; another one would make both anew."
+  value       = local.place
 }
 
 output "cost" {

@@ -14,7 +14,7 @@ before_down() {
 }
 after_down() {
   local python left
-  python=$(dirname "$(readlink -f "$(command -v headway)")")/python # that of the installation
+  python=$(dirname "$(readlink -f "$(type -P headway)")")/python # that of the installation
   [ -x "$python" ] || python=python
   left=$(printf '["%s"]' "${ids:-}" | "$python" -m headway.launch.machine left)
   [ "$left" = "[]" ] || {
