@@ -209,6 +209,14 @@ def test_a_machine_that_fails_its_check_twice_is_replaced() -> None:
     assert only(pass_time(hand, 1.0), ReplaceMachine).node == 2
 
 
+def test_a_machine_that_dies_after_a_failed_check_is_replaced_as_any_that_is_lost() -> None:
+    hand = hand_with().run()
+    hand.silent.add(2)
+    hand.state.lose_node(2, "its check failed: shm", exclusion="check")
+    hand.state.fleet.nodes[2].check_failures = 1
+    assert only(pass_time(hand, AFTER_S + LOST_WITHIN_S), ReplaceMachine).node == 2
+
+
 # ---- failures ----------------------------------------------------------------------------------
 def test_a_failed_order_is_repeated_after_growing_pauses_and_then_given_up() -> None:
     hand = hand_with().run()

@@ -18,6 +18,7 @@ from headway.controller.decisions.events import (
 )
 from headway.controller.decisions.machines.machine_orders import AGAIN_S, DAY_S
 from headway.controller.decisions.machines.replenishing import RETURN_LIMIT_S
+from headway.launch.engine import Replaces
 from headway.testkit.simulation.by_hand import Hand, events, only
 from headway.testkit.simulation.driver import LIMITS
 
@@ -152,6 +153,27 @@ def test_a_run_that_is_resumed_begins_without_orders_and_keeps_the_days_number()
     order_for(hand)
     memory = hand.state.memory.reopened()
     assert memory.machine_orders == () and len(memory.machines_ordered) == 1
+
+
+@pytest.mark.parametrize("replaces", ["lost", "condemned"])
+def test_a_run_that_is_resumed_orders_nothing_for_machines_taken_out_before(
+    replaces: Replaces,
+) -> None:
+    """On Slurm the node has another machine now, which is a healthy one."""
+    hand = hand_with(replaces=replaces).run()
+    hand.silent.add(2)
+    release = only(hand.send(EvictNode(2)), ReleaseNode)
+    assert only(hand.send(Done(release)) + hand.wait(0.2), ReplaceMachine).node == 2
+    resumed = Hand(
+        rank_nodes=dict(hand.state.fleet.rank_nodes),
+        replaces=replaces,
+        memory=hand.state.memory.reopened(),
+        unix_s=hand.state.unix_now,
+        limits=LIMITS,
+    )
+    assert not orders_in(pass_time(resumed, 5.0))
+    assert "node_returned" in events(boot(resumed, 2))
+    assert 2 not in resumed.state.machines.leaving
 
 
 @pytest.mark.parametrize("is_done", [False, True])

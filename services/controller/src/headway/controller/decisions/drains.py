@@ -50,13 +50,14 @@ class Drains:
             return [Log("drain_refused", {"node": event.node, "reason": refusal})]
         self._follow(core)
         until = core.clock.now + event.notice_s
+        if event.is_announced or core.replaces == "lost":  # there, a drain is for maintenance
+            core.is_memory_stale |= event.node not in core.machines.leaving
+            core.machines.leaving[event.node] = None
         if (known := self._nodes.get(event.node)) is not None:
             if until < known.until:
                 self._nodes[event.node] = replace(known, notice_s=event.notice_s, until=until)
                 self._keep(core)
             return self.look(core)
-        if event.is_announced or core.replaces == "lost":  # there, a drain is for maintenance
-            core.machines.leaving[event.node] = None
         self._nodes[event.node] = Drain(core.step, event.notice_s, until)
         self._keep(core)
         core.effects.forget(AwaitCheckpoint)

@@ -285,7 +285,9 @@ class Memory:
     def reopened(self) -> Memory:
         """Return what still holds when a run continues after its end.
 
-        By then checkpoints may be repaired, nodes replaced, and the cause of spikes removed.
+        By then checkpoints may be repaired, nodes replaced, and the cause of spikes removed. No
+        machine is ordered for what was taken out before: a person has had the time to see to it,
+        and a new allocation has other machines.
         """
         passes = tuple((step, samples, 0) for step, samples, _ in self.passes)
         return dataclasses.replace(
@@ -295,7 +297,7 @@ class Memory:
             passes=passes,
             machine_orders=(),
             machine_notes=(),
-            leaving=(),
+            leaving=self.released,
         )
 
 

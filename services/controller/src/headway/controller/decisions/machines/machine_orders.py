@@ -94,7 +94,7 @@ class MachineOrders:
         order = self.orders.setdefault(node, MachineOrder(reason, now, tries=0))
         self._number += 1
         order.state, order.at, order.tries = "asked", now, order.tries + 1
-        order.number, order.exclusion = self._number, exclusion
+        order.number, order.exclusion = self._number, exclusion or order.exclusion
         self._begun = [*(at for at in self._begun if now - at < DAY_S), now]
         self.refused.pop(node, None)
         self.notes.pop(node, None)

@@ -112,14 +112,14 @@ def _due(core: Core) -> Iterator[tuple[int, str]]:
 
 def _is_lost_for_good(core: Core, node: Node, lost_s: float) -> bool:
     is_long = lost_s >= core.limits.replace_after_s
+    is_silent = core.clock.now - node.beat_at >= core.limits.node_lost_s
     match node.exclusion:
         case "verdict" | "evicted":
             return node.is_released or is_long
         case "check":
             is_unfit = node.check == "failed" and node.check_failures >= LEAST_CHECKS
-            return core.replaces == "lost" and is_unfit
+            return core.replaces == "lost" and (is_unfit or (is_long and is_silent))
         case _:  # one that reports is about to return, or is being checked first
-            is_silent = core.clock.now - node.beat_at >= core.limits.node_lost_s
             return core.replaces == "lost" and is_long and is_silent
 
 
@@ -164,8 +164,7 @@ def _refuse(core: Core, number: int) -> list[Action]:
 
 def _fail(core: Core, number: int, error: str) -> list[Action]:
     order, node = core.machines.orders[number], core.fleet.nodes[number]
-    if node.exclusion == "ordered":
-        core.fleet.exclude(node, order.exclusion)
+    core.fleet.exclude(node, order.exclusion)  # also after a delivery that brought no machine
     core.machines.fail(number, error, core.unix_now)
     core.is_memory_stale = True
     again_s = round(order.again_at - core.unix_now) if order.state == "failed" else None
