@@ -69,6 +69,8 @@ class SlurmMachines:
         self._drained: set[str] = set()
         """Machines for which this process has run the drain command."""
         self._lock = threading.Lock()
+        self._leaves = threading.Lock()
+        """Machines leave their job one at a time: Slurm is given the names of all that stay."""
         self._jobs: list[commands.Job] = []
         self._steps: dict[str, dict[str, commands.Step]] = {}
         self._hosts: dict[str, tuple[str, ...]] = {}
@@ -259,15 +261,20 @@ class SlurmMachines:
         except HeadwayError as error:
             is_drained = False
             notes.append(f"{place.host} is not drained: {error.message}")
-        try:
-            self._leave(place)
-        except commands.RefusedError as error:
-            notes.append(f"{place.host} stays allocated: {error.message}")
+        with self._leaves:  # another one may have left meanwhile
+            with self._lock:
+                self._look()
+            try:
+                self._leave(place)
+            except commands.RefusedError as error:
+                notes.append(f"{place.host} stays allocated: {error.message}")
         self._taken_out.add(place.host, is_drained=is_drained)
         self._forget()
         return "; ".join(notes)
 
     def _leave(self, place: Place) -> None:
+        if place.host not in self._hosts.get(place.job, ()):
+            return
         if place.job == self._config.job:
             shrink(place.job, place.host, self._hosts[place.job])
         else:

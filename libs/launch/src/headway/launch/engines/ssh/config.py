@@ -70,8 +70,8 @@ class HostsConfig:
     when a run starts."""
     replace: tuple[str, ...] = ()
     """Command that brings another machine of the name ``{name}`` when one is lost for good, as by
-    stopping and starting an instance, with ``{reason}``. Its exit code 0 says that the machine
-    starts. It may run on every node, and twice for one loss."""
+    stopping and starting an instance, with ``{reason}``. Its exit code 0 says that the one before
+    is gone and that the machine starts. It may run on every node, and twice for one loss."""
 
     def __post_init__(self) -> None:
         names = [host.name for host in self.hosts]
@@ -125,6 +125,5 @@ class HostsRun(HostsConfig):
         """
         chains = topology_file.ask(self.topology, report) if self.topology else self.chains
         names = [host.name for host in self.hosts]
-        topology_file.check_known(chains, names, "hosts.toml")
         switches = topology_file.above(names[:count], chains, report)
         return dataclasses.replace(self, hosts=self.hosts[:count], chains={}, switches=switches)
