@@ -65,7 +65,7 @@ def started_runs(cluster: ClusterFolder) -> list[Run]:
         is_known = run is not None and run.folder.run_id == run_id
         if run is not None and is_known and (run.live or not run.outcome):
             found.append(run)
-        else:
+        elif path.parent.exists():  # else its folder may only not be mounted now
             cluster.settle(run_id)
     return found
 
