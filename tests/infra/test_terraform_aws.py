@@ -111,7 +111,7 @@ def test_a_cluster_is_made_repaired_grown_and_removed(account: Account, door: Do
 
     # ---- made: the price first, the command to run last, a second plan has nothing to do
     out, _ = door("up", VARS=mine, YES="1")
-    assert out.splitlines()[0].startswith("2 x t3.medium at 0.04, the rest 0.22: 0.31 USD per hour")
+    assert out.splitlines()[0].startswith("2 x t3.medium at 0.04, the rest 0.22: 0.30 USD per hour")
     assert out.splitlines()[-1].startswith("headway run examples/tiny.toml --cluster /shared/")
     first = _machines(ec2)
     assert set(first) == {"headway-0", "headway-1", "headway-head"}
