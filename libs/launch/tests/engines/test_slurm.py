@@ -299,7 +299,7 @@ def test_a_fence_does_not_depend_on_the_controller(
     allocated: Callable[..., None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, program: str
 ) -> None:
     machines = _fencing(tmp_path)
-    assert machines._place(1) is not None
+    assert machines.place(1) is not None
     allocated(program, err=NO_CONTROLLER, code=1)
     monkeypatch.setattr("headway.launch.engines.slurm.machines.LOOK_S", 0.0)
     assert machines.cut_off(1, limit_s=5.0)

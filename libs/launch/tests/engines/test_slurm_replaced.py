@@ -11,9 +11,12 @@ from pathlib import Path
 
 import pytest
 from headway.common.errors import HeadwayError
+from headway.common.wire.addresses import Network
+from headway.launch.engines.choose import facts_of, places_of
 from headway.launch.engines.remote.reach import OnOrder, UnreachableError
 from headway.launch.engines.slurm.config import SlurmRun
-from headway.launch.engines.slurm.machines import SlurmMachines
+from headway.launch.engines.slurm.machines import Place, SlurmMachines
+from headway.launch.join.bundle import Bundle
 
 RUN = "0123ab02"
 HOSTS = ("node-0", "node-1", "node-2")
@@ -138,6 +141,14 @@ def test_the_machine_of_a_further_job_leaves_with_its_job(make: Make, tmp_path: 
         "drained node-9: evicted",
         "scancel 8",
     ]
+
+
+def test_where_the_nodes_are_follows_the_replacement(make: Make, tmp_path: Path) -> None:
+    machines = make(f"{ALLOCATION}\n{FURTHER}")
+    facts = facts_of(machines._config)
+    bundle = Bundle(RUN, "a", 3, "", Network(), facts, str(tmp_path), "ab")
+    on_first = [Place("7", f"node-{node}", f"7.{node}") for node in range(3)]
+    assert places_of(bundle) == [on_first[0], Place("8", "node-9", "8.0"), on_first[2]]
 
 
 def test_a_machine_that_has_left_already_needs_nothing(make: Make, tmp_path: Path) -> None:

@@ -16,11 +16,12 @@ from headway.console.lifecycle.on_cluster import live_runs, started_runs
 from headway.console.run import Run
 from headway.launch.cluster import ClusterFolder
 from headway.launch.engines import survey
-from headway.launch.engines.choose import MachinesConfig, config_of, of_bundle
+from headway.launch.engines.choose import MachinesConfig, of_bundle, places_of
 from headway.launch.engines.local import LocalEngine
 from headway.launch.engines.remote.survey import Surveyed, network_of
 from headway.launch.engines.slurm import survey as slurm
-from headway.launch.engines.slurm.config import SlurmConfig, SlurmRun
+from headway.launch.engines.slurm.config import SlurmConfig
+from headway.launch.engines.slurm.machines import Place
 from headway.launch.engines.ssh.config import HostsConfig
 from headway.launch.engines.ssh.machines import HostMachines
 from headway.launch.join.bundle import Bundle
@@ -93,22 +94,16 @@ def _asked(config: MachinesConfig, runs: Sequence[Run]) -> tuple[list[Surveyed],
     try:
         found = survey.survey(config)
         if isinstance(config, SlurmConfig):
-            return [], slurm.out_of_service(host for run in runs for host in _hosts_of(run))
+            return [], slurm.out_of_service(one.host for run in runs for one in _places(run) if one)
         return found, [one.line() for one in found if one.troubles]
     except HeadwayError as error:
         return [], [str(error)]
 
 
-def _hosts_of(run: Run) -> tuple[str, ...]:
-    """The machines that Slurm has given to a run."""
-    config = _machines_of_run(run)
-    return config.hosts if isinstance(config, SlurmRun) else ()
-
-
-def _machines_of_run(run: Run) -> MachinesConfig | None:
-    """None where the run has none yet."""
+def _places(run: Run) -> list[Place | None]:
+    """Where Slurm has the nodes of a run now: machines are replaced. Raises HeadwayError."""
     path = run.folder.bundle
-    return config_of(Bundle.load(path).engine) if path.exists() else None
+    return (places_of(Bundle.load(path)) or []) if path.exists() else []
 
 
 def _of_run(run: Run) -> list[str]:
@@ -228,6 +223,7 @@ def reach(cluster: ClusterFolder, node: int, words: Sequence[str] = ()) -> list[
 
     Raises:
         InputError: there is no such node, or Slurm has given it no machine.
+        HeadwayError: Slurm does not answer.
     """
     config = machines_of(cluster.path)
     if isinstance(config, HostsConfig):
@@ -237,9 +233,9 @@ def reach(cluster: ClusterFolder, node: int, words: Sequence[str] = ()) -> list[
         _check_among([node], cluster.nodes)
         return ["env", "-C", str(cluster.path.resolve()), *(words or ["bash"])]
     for run in started_runs(cluster):
-        given = _machines_of_run(run)
-        if run.live and isinstance(given, SlurmRun) and node < len(given.hosts):
-            return slurm.on_machine(given.job, given.hosts[node], words)
+        places = _places(run) if run.live else []
+        if node < len(places) and (place := places[node]) is not None:
+            return slurm.on_machine(place.job, place.host, words)
     raise InputError(
         f"no live run of {cluster.path} has a machine for node {node}",
         remedy="Slurm gives a run its machines: start one",

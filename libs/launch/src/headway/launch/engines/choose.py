@@ -22,7 +22,7 @@ from headway.launch.engines.remote import reach
 from headway.launch.engines.remote.engine import Machines, MachinesEngine
 from headway.launch.engines.slurm.allocation import allocate
 from headway.launch.engines.slurm.config import SlurmConfig, SlurmRun
-from headway.launch.engines.slurm.machines import SlurmMachines
+from headway.launch.engines.slurm.machines import Place, SlurmMachines
 from headway.launch.engines.ssh.config import HostsConfig, HostsRun
 from headway.launch.engines.ssh.machines import HostMachines
 from headway.launch.join.bundle import Bundle
@@ -57,6 +57,19 @@ def of_bundle(bundle: Bundle) -> MachinesEngine:
         InputError: this version has none of that name.
     """
     return MachinesEngine(bundle, _machines(bundle, config_of(bundle.engine)))
+
+
+def places_of(bundle: Bundle) -> list[Place | None] | None:
+    """Where Slurm has each node of a run now, by its number; None: the run is not one of Slurm.
+
+    Raises:
+        HeadwayError: Slurm does not answer.
+    """
+    config = config_of(bundle.engine)
+    if not isinstance(config, SlurmRun):
+        return None
+    machines = SlurmMachines(bundle.run_id, str(bundle.control), config)
+    return [machines.place(node) for node in range(bundle.nodes)]
 
 
 def topology_of(run: RunDir) -> Topology | None:

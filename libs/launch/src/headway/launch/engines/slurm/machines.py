@@ -88,8 +88,8 @@ class SlurmMachines:
             )
         return self._config.hosts[node]
 
-    def _place(self, node: int) -> Place | None:
-        """None while the node has no machine."""
+    def place(self, node: int) -> Place | None:
+        """Where the node is now; None while it has no machine. Raises HeadwayError."""
         with self._lock:
             if time.monotonic() - self._looked_s > LOOK_S:
                 self._look()
@@ -131,7 +131,7 @@ class SlurmMachines:
     # ---- Machines -----------------------------------------------------------------------------
     def start(self, node: int, ticket: str, *, kill_hung: bool) -> None:
         """See ``Machines``. A step keeps the node; without a machine a job for one is queued."""
-        place = self._place(node)
+        place = self.place(node)
         if place is None:
             raise self._waiting(node)
         if place.step and not kill_hung:
@@ -182,7 +182,7 @@ class SlurmMachines:
 
     def call(self, node: int, verb: str, ticket: str, *, limit_s: float) -> str:
         """See ``Machines``."""
-        place = self._place(node)
+        place = self.place(node)
         if place is None:
             raise UnreachableError(
                 f"Slurm has no machine for node {node}", remedy="see `squeue` and `sinfo`"
@@ -228,7 +228,7 @@ class SlurmMachines:
     def _place_at_last(self, node: int) -> Place | None:
         """Its place now, or the last known one while the controller does not respond."""
         try:
-            return self._place(node)
+            return self.place(node)
         except HeadwayError:
             with self._lock:
                 return self._known_place(node)
