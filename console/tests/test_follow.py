@@ -16,7 +16,7 @@ import msgspec
 import pytest
 from headway.common.errors import DeadlineError, HeadwayError
 from headway.common.wire.messages.health import Evidence, Verdict
-from headway.console.live import follow, news
+from headway.console.live import interrupts, news
 from headway.console.live.follow import Follower
 from headway.console.live.news import News
 from headway.console.live.progress import ProgressReader, clock, read_progress
@@ -174,7 +174,7 @@ def test_a_second_ctrl_c_before_the_stop_is_accepted_says_that_the_run_goes_on(
         raise DeadlineError(f"{run.name} has no driver yet")
 
     monkeypatch.setattr(Run, "stop", no_driver)
-    monkeypatch.setattr(follow, "TOGETHER_S", 0.0)
+    monkeypatch.setattr(interrupts, "TOGETHER_S", 0.0)
     out = Output(("step 0/40", interrupt), ("stopping with a checkpoint", interrupt))
     assert Follower(fake.run, out=out, every_s=0.1).follow(stop_on_interrupt=True) == "detached"
     said = out.getvalue()
@@ -199,7 +199,7 @@ def test_signals_within_a_moment_count_as_one(fake: FakeRun) -> None:
 def test_a_second_ctrl_c_leaves_a_stopping_run_to_itself_and_says_so(
     fake: FakeRun, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(follow, "TOGETHER_S", 0.0)
+    monkeypatch.setattr(interrupts, "TOGETHER_S", 0.0)
     out = Output(("step 0/40", interrupt), ("command 1: stop", interrupt))
     follower = Follower(fake.run, out=out, every_s=0.1)
     assert follower.follow(stop_on_interrupt=True) == "detached"

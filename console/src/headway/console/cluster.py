@@ -30,7 +30,8 @@ class Cluster:
 
     Without ``folder`` each run gets nodes of its own on this machine, which end with it; with the
     folder of a cluster that ``make up`` started, runs are attached to its executors. With
-    ``engine="slurm"`` and no folder each run gets the machines of a job of its own.
+    ``engine="slurm"`` and no folder each run gets the machines of a job of its own, with
+    ``engine="kubernetes"`` the pods that ``kubernetes.toml`` in the working folder describes.
     """
 
     def __init__(
@@ -38,7 +39,7 @@ class Cluster:
         runs: str | Path = "runs",
         *,
         folder: str | Path | None = None,
-        engine: Literal["local", "slurm"] = "local",
+        engine: Literal["local", "slurm", "kubernetes"] = "local",
     ) -> None:
         self.runs_dir = Path(runs).resolve()
         self.folder = Path(folder).resolve() if folder is not None else None

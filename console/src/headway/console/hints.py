@@ -10,6 +10,8 @@ from headway.common.errors import InputError
 
 ELSEWHERE = "gateway.json"
 """File in the folder of a run that another machine has."""
+PODS = "pods.json"
+"""File in the folder of a run on Kubernetes that was started from outside of it."""
 
 
 def hint(verb: str, path: Path) -> str:
@@ -53,6 +55,11 @@ def refuse_elsewhere(path: Path) -> None:
     """Raises InputError for the folder of a run that another machine has."""
     if (path / ELSEWHERE).exists():
         raise InputError(f"run {path.name} is on another machine", remedy="run the command there")
+    if (path / PODS).exists():
+        raise InputError(
+            f"run {path.name} is on Kubernetes",
+            remedy="run the command in one of its pods; see docs/howto/kubernetes.md",
+        )
 
 
 def resume_command(path: Path, cluster: Path) -> str:

@@ -14,11 +14,11 @@ from typing import Any
 
 import kubernetes_validate
 import pytest
-from headway.common.errors import ConfigError, InputError
+from headway.common.errors import ConfigError
 from headway.common.wire.addresses import Network
 from headway.common.wire.keys import KeyPair
 from headway.launch.engine import TERM_S, NodeLost
-from headway.launch.engines.choose import check_number, facts_of, of_bundle
+from headway.launch.engines.choose import facts_of, of_bundle
 from headway.launch.engines.kubernetes import pod
 from headway.launch.engines.kubernetes.config import KubernetesConfig, check_name
 from headway.launch.engines.kubernetes.render import Needs, mib, render
@@ -228,11 +228,6 @@ def test_nothing_is_known_of_a_pod_from_outside(tmp_path: Path) -> None:
     assert engine.name_of(2) == "tiny-2"
     with pytest.raises(NodeLost, match="none for node 3"):
         engine.start_node(3)
-
-
-def test_pods_are_not_had_by_headway_run() -> None:
-    with pytest.raises(InputError, match="cannot start pods"):
-        check_number(_config(), 3)
 
 
 # ---- the start of a pod -------------------------------------------------------------------------

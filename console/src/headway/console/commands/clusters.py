@@ -74,6 +74,12 @@ def create(
         Path | None,
         typer.Option(metavar="FILE", help="Take machines from Slurm; see docs/howto/slurm.md."),
     ] = None,
+    kubernetes: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE", help="Run on pods of Kubernetes; see docs/howto/kubernetes.md."
+        ),
+    ] = None,
     interface: Annotated[
         str, typer.Option(metavar="NAME", help="Network interface; loopback by default.")
     ] = "",
@@ -97,10 +103,11 @@ def create(
     """
     from headway.launch.cluster import ClusterFolder
 
-    of_machines = hosts is not None or slurm is not None
-    if (hosts is not None and slurm is not None) or (nodes is None and not of_machines):
+    number_of_files = 3 - [hosts, slurm, kubernetes].count(None)
+    of_machines = number_of_files > 0
+    if number_of_files > 1 or (nodes is None and not of_machines):
         raise InputError(
-            "exactly one of --nodes, --hosts and --slurm is needed",
+            "exactly one of --nodes, --hosts, --slurm and --kubernetes is needed",
             remedy="--nodes N emulates nodes on this machine; the others use real machines, and "
             "--nodes may say how many",
         )
@@ -111,7 +118,7 @@ def create(
         )
     cluster = ClusterFolder(folder)
     if of_machines:
-        config = _machines_in(hosts, slurm)
+        config = _machines_in(hosts, slurm, kubernetes)
         number, line = _have_machines(cluster, config, nodes or 0, drain_runs, as_json)
     else:
         number = nodes or 0  # which typer has checked
@@ -175,8 +182,10 @@ def _stop(runs: Iterable[Run], as_json: bool) -> None:
         typer.echo(end(run, report=reporter(as_json)).line(), err=as_json)
 
 
-def _machines_in(hosts: Path | None, slurm: Path | None) -> MachinesConfig:
-    """What the file says of the machines; one of the two is given. Raises ConfigError."""
+def _machines_in(hosts: Path | None, slurm: Path | None, kubernetes: Path | None) -> MachinesConfig:
+    """What the file says of the machines; one of the three is given. Raises ConfigError."""
+    from headway.console.pods.kubeconfig import with_whole_path
+    from headway.launch.engines.kubernetes.config import KubernetesConfig
     from headway.launch.engines.remote.config_file import read_config
     from headway.launch.engines.remote.topology_file import read_next_to
     from headway.launch.engines.slurm.config import SlurmConfig, SlurmRun
@@ -185,6 +194,8 @@ def _machines_in(hosts: Path | None, slurm: Path | None) -> MachinesConfig:
     if hosts is not None:
         listed = read_config(HostsConfig, hosts)
         return HostsRun(**vars(listed), chains=read_next_to(hosts, listed.topology))
+    if kubernetes is not None:
+        return with_whole_path(read_config(KubernetesConfig, kubernetes))
     assert slurm is not None
     given = read_config(SlurmConfig, slurm)
     return SlurmRun(**vars(given), chains=read_next_to(slurm, given.topology))
@@ -213,7 +224,9 @@ def _have_machines(
         for what, run in users_of_leaving(cluster, config, number).items():
             raise used_error(what, run, OR_DRAIN)
         cluster.change(number, facts_of(config))
-    return number, f"{number} machines" if number else "Slurm provides the machines of each run"
+    by = {"kubernetes": "Kubernetes provides the pods"}.get(facts_of(config)["kind"])
+    line = f"{by or 'Slurm provides the machines'} of each run"
+    return number, f"{number} machines" if number else line
 
 
 def drain(
@@ -234,16 +247,16 @@ def drain(
     Returns when they have ended. A run that cannot stop is ended by force. The exit code is 0
     whatever becomes of the runs.
     """
+    from headway.console.gateway.remote_run import open_run
     from headway.console.lifecycle.ending import end
     from headway.console.lifecycle.on_cluster import refuse_starting, started_runs
-    from headway.console.run import Run
     from headway.launch.cluster import ClusterFolder
 
     cluster = ClusterFolder(folder)
     _ = cluster.id  # refuses a folder that holds no cluster
     carried = {Path(str(run["run_dir"])) for run in cluster.runs().values()}
     ended = []
-    runs = [Run(path) for path in sorted(carried) if (path / "run.json").exists()]
+    runs = [open_run(path) for path in sorted(carried) if (path / "run.json").exists()]
     noted = started_runs(cluster)
     refuse_starting(noted)
     runs += [run for run in noted if run.live]

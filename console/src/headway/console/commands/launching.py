@@ -17,6 +17,7 @@ from headway.common.help_pages import page
 from headway.common.output import emit, to_json
 from headway.console.commands.options import RUNS, ClusterDir, NewName, RunsDir, Settings, reporter
 from headway.console.commands.pages import START
+from headway.console.commands.pods import on_pods
 
 if TYPE_CHECKING:
     from headway.console.cluster import Cluster
@@ -34,6 +35,7 @@ def register(app: typer.Typer) -> None:
             "headway run examples/tiny.toml --set train.steps=50 --set optim.lr=1e-3",
             "headway run my.toml --set data.source=./texts --name novels",
             "headway run my.toml --cluster clusters/gpus --set launch.interface=10.0.0.0/16",
+            "headway run my.toml --engine kubernetes --set train.device=gpu",
         ),
         json="one object per line, as `watch`; the last one is the summary",
     )(run)
@@ -67,8 +69,10 @@ def run(
     runs_dir: RunsDir = RUNS,
     cluster: ClusterDir = None,
     engine: Annotated[
-        Literal["local", "slurm"],
-        typer.Option(metavar="local|slurm", help="Where nodes come from; local by default."),
+        Literal["local", "slurm", "kubernetes"],
+        typer.Option(
+            metavar="local|slurm|kubernetes", help="Where nodes come from; local by default."
+        ),
     ] = "local",
     as_json: AsJson = False,
 ) -> None:
@@ -90,12 +94,12 @@ def run(
         _show(resolved, as_json)
         return
     from headway.console.cluster import Cluster
-    from headway.console.live.follow import STOPS
+    from headway.console.live.interrupts import STOPS
 
-    if engine == "slurm" and cluster is not None:
+    if engine != "local" and cluster is not None:
         raise InputError(
             "--engine and --cluster cannot be used together",
-            remedy="`headway cluster create DIR --slurm FILE` makes a cluster of Slurm",
+            remedy=f"`headway cluster create DIR --{engine} FILE` makes a cluster of it",
         )
     with _terminated_as_interrupted():
         place = Cluster(runs_dir, folder=cluster, engine=engine)
@@ -166,7 +170,7 @@ def _terminated_as_interrupted() -> Iterator[None]:
 
     Repeated signals within a moment count as one: they must not cut the cleaning short as well.
     """
-    from headway.console.live.follow import STOPS, TOGETHER_S
+    from headway.console.live.interrupts import STOPS, TOGETHER_S
 
     last_s = float("-inf")
 
@@ -201,6 +205,8 @@ def _launch(
 
 def _stay(run: Run, as_json: bool) -> int:
     """Follow the run to its end and print the summary; returns the exit code."""
+    if (pods := on_pods(run)) is not None:
+        return pods.stay(as_json)
     from headway.console.live.follow import Follower
     from headway.console.live.summary import report, summarise
 

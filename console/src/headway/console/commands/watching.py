@@ -23,6 +23,7 @@ from headway.console.commands.options import (
     known_runs,
 )
 from headway.console.commands.pages import LOOK
+from headway.console.commands.pods import on_pods
 from headway.console.folder.logs import LEVELS
 
 if TYPE_CHECKING:
@@ -99,10 +100,15 @@ def status(
     running while the run trains. While its ranks start or recover it is gathering, reading,
     choosing, beginning, joining or leaving, with a sentence that says what it waits for.
     It is unreachable while no driver answers; another one takes over then.
+
+    Of a run on Kubernetes it shows what each pod does or waits for.
     """
     from headway.console.live.progress import read_progress
 
     found = find_run(run, runs_dir)
+    if (pods := on_pods(found)) is not None:
+        pods.show(as_json)
+        return
     few = found.config.parallel.world_size <= FEW_RANKS
     progress = read_progress(found, found.peak, num_ranks=FEW_RANKS if few else 0)
     if ranks or not few:
@@ -193,6 +199,8 @@ def watch(
     from headway.console.live.follow import Follower
 
     found = find_run(run, runs_dir)
+    if (pods := on_pods(found)) is not None:
+        raise typer.Exit(pods.watch(as_json))
     follower = Follower(found, peak=found.peak, as_json=as_json, every_s=every)
     raise typer.Exit(1 if follower.follow() == "failed" else 0)
 

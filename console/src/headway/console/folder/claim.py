@@ -69,7 +69,7 @@ def claimed(path: Path, report: Callable[[str], None]) -> Iterator[tuple[RunReco
     Raises:
         InputError: the run is live, is being started or has finished, or ``path`` is not a run.
     """
-    with _locked(path), _marked(path) as starter:
+    with held(path) as starter:
         refuse_elsewhere(path)
         if (path / "run.json").exists():
             run = RunRecords(path)
@@ -114,6 +114,17 @@ def has_led(control: Path) -> bool:
         return lease_of(control).look().holder is not None
     except (OSError, HeadwayError):
         return True
+
+
+@contextlib.contextmanager
+def held(path: Path) -> Iterator[Starter]:
+    """Hold the folder at ``path`` against other starts, on this and other machines.
+
+    Raises:
+        InputError: it is being started already.
+    """
+    with _locked(path), _marked(path) as starter:
+        yield starter
 
 
 @contextlib.contextmanager

@@ -38,7 +38,8 @@ from headway.console.folder.claim import check_name
 from headway.console.folder.presence import Presence
 from headway.console.gateway.access import Access
 from headway.console.gateway.server import FILE, head_of
-from headway.console.hints import ELSEWHERE
+from headway.console.hints import ELSEWHERE, PODS
+from headway.console.pods.run import PodsRun
 from headway.console.run import Run
 
 CALL_S = 10.0
@@ -171,6 +172,8 @@ class _Driver:
 
 def open_run(path: Path) -> Run:
     """The run at ``path``, whichever machine has its records."""
+    if (path / PODS).exists():
+        return PodsRun(path)
     return RemoteRun(path) if (path / ELSEWHERE).exists() else Run(path)
 
 

@@ -13,10 +13,14 @@ from headway.common.polling import wait_until
 from headway.console.folder import run_list
 from headway.console.lifecycle.machines import machines_of
 from headway.console.lifecycle.on_cluster import live_runs, started_runs
+from headway.console.pods import rights
+from headway.console.pods.kubeconfig import connect
+from headway.console.pods.run import PodsRun
 from headway.console.run import Run
 from headway.launch.cluster import ClusterFolder
 from headway.launch.engines import survey
 from headway.launch.engines.choose import MachinesConfig, of_bundle, places_of
+from headway.launch.engines.kubernetes.config import KubernetesConfig
 from headway.launch.engines.local import LocalEngine
 from headway.launch.engines.remote.survey import Surveyed, network_of
 from headway.launch.engines.slurm import survey as slurm
@@ -45,11 +49,13 @@ class ClusterState:
     """Those that may be live."""
     machines: tuple[Surveyed, ...] = ()
     """The listed ones, as they have answered now."""
+    provider: str = "Slurm"
+    """Gives each run its machines or pods, where none are listed."""
 
     @property
     def lines(self) -> list[str]:
         """For people."""
-        size = f"{self.nodes} nodes" if self.nodes else "machines of each run by Slurm"
+        size = f"{self.nodes} nodes" if self.nodes else f"machines of each run by {self.provider}"
         found = [f"{self.cluster}: {size}, {'no drift' if not self.drift else 'drifted'}"]
         found += [f"drift: {line}" for line in self.drift]
         for one in self.runs:
@@ -74,7 +80,8 @@ def state_of(cluster: ClusterFolder) -> ClusterState:
         machines, drift = _asked(config, runs)
     drift += [line for run in runs for line in _of_run(run)]
     entries = tuple(run_list.entries(runs))
-    return ClusterState(str(cluster.path), nodes, tuple(drift), entries, tuple(machines))
+    provider = "Kubernetes" if isinstance(config, KubernetesConfig) else "Slurm"
+    return ClusterState(str(cluster.path), nodes, tuple(drift), entries, tuple(machines), provider)
 
 
 def _emulated(cluster: ClusterFolder) -> list[str]:
@@ -90,8 +97,11 @@ def _emulated(cluster: ClusterFolder) -> list[str]:
 
 
 def _asked(config: MachinesConfig, runs: Sequence[Run]) -> tuple[list[Surveyed], list[str]]:
-    """The machines that are listed, and what is wrong with them or with Slurm's."""
+    """The machines that are listed, and what is wrong with them, Slurm's or the API server."""
     try:
+        if isinstance(config, KubernetesConfig):
+            rights.check(connect(config))
+            return [], []
         found = survey.survey(config)
         if isinstance(config, SlurmConfig):
             return [], slurm.out_of_service(one.host for run in runs for one in _places(run) if one)
@@ -107,7 +117,9 @@ def _places(run: Run) -> list[Place | None]:
 
 
 def _of_run(run: Run) -> list[str]:
-    """The nodes that its driver has lost."""
+    """The nodes that its driver has lost; `headway status` shows the pods of one on Kubernetes."""
+    if isinstance(run, PodsRun):
+        return []
     try:
         status = run.status(STATUS_LIMIT_S, num_ranks=0)
     except DeadlineError:

@@ -22,6 +22,8 @@ from headway.common.wire.messages.driver import Command
 from headway.console.folder.outputs import bytes_below, newest_checkpoint
 from headway.console.hints import refuse_elsewhere
 from headway.console.lifecycle.machines import end_nodes
+from headway.console.pods.ending import end_pods
+from headway.console.pods.run import PodsRun
 from headway.console.run import Run
 from headway.launch.cluster import ClusterFolder
 from headway.launch.engines.choose import of_bundle
@@ -51,14 +53,16 @@ class Ending:
     """Processes that were ended by force."""
     left: tuple[str, ...] = ()
     """Processes, or nodes on machines, that could not be ended, each with the reason."""
+    kept_on: str = ""
+    """Where its checkpoints are if this machine does not see them."""
 
     def line(self) -> str:
         """All of it in one line."""
-        kept = (
-            "there is no checkpoint"
-            if self.checkpoint is None
-            else f"the newest checkpoint is of step {self.checkpoint}"
-        )
+        kept = "there is no checkpoint"
+        if self.checkpoint is not None:
+            kept = f"the newest checkpoint is of step {self.checkpoint}"
+        elif self.kept_on:
+            kept = f"its checkpoints are on {self.kept_on}"
         if not self.reason:
             return f"run {self.run} is {self.outcome}; {kept}"
         ended = counted(self.ended, "process", "processes")
@@ -90,6 +94,8 @@ def end(
         InputError: the run has ended and none of its processes is left.
         RemoteError: the driver refused the stop.
     """
+    if isinstance(run, PodsRun):
+        return _end_pods(run, limit_s, now, report)
     if now:
         refuse_elsewhere(run.path)
     if not _remains(run):
@@ -110,6 +116,16 @@ def end(
     return Ending(
         run.name, run.outcome or "interrupted", newest_checkpoint(run), reason, ended, left
     )
+
+
+def _end_pods(
+    run: PodsRun, limit_s: float | None, now: bool, report: Callable[[str], None]
+) -> Ending:
+    limit_s = run.config.recovery.stop_timeout_s if limit_s is None else limit_s
+    done = end_pods(run, limit_s=limit_s, now=now, report=report)
+    kept_on = f"the claim {run.pods.claim}"
+    outcome = "interrupted" if done.reason else run.outcome
+    return Ending(run.name, outcome, None, done.reason, done.ended, kept_on=kept_on)
 
 
 # ---- the clean stop -----------------------------------------------------------------------------

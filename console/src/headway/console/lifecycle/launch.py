@@ -31,6 +31,7 @@ from headway.console.lifecycle.machines import (
     fit_for_machines,
     machines_of,
     nodes_started,
+    pods_of,
     prepare,
     resolve_on_machines,
     slurm_defaults,
@@ -40,6 +41,7 @@ from headway.console.live.progress import full_rate
 from headway.console.machine import preflight
 from headway.console.machine.memory import memory_warnings
 from headway.console.machine.peak import cached_peak, machine_peak
+from headway.console.pods.launching import launch_on_pods
 from headway.console.run import Run
 from headway.controller.client import reopen
 from headway.launch.cluster import ClusterFolder
@@ -72,11 +74,18 @@ def launch(
     Raises:
         InputError: anything wrong that can be found before step 0. A new run then leaves no folder.
     """
-    preflight.check_torch()
+    path = _choose(runs_dir, base, name)
+    if (pods := pods_of(path, folder, engine)) is not None:
+        on_pods = launch_on_pods(path, config, pods, report=report)
+        config_origins.keep(on_pods, origins, config, on_pods.config)
+        if folder is not None:
+            ClusterFolder(folder).note(on_pods.folder.run_id, on_pods.path)
+        return on_pods
     if name is not None:  # before anything is prepared for it
-        refuse_elsewhere(_choose(runs_dir, base, name))
+        refuse_elsewhere(path)
+    preflight.check_torch()
     if folder is None and engine != "slurm":
-        folder, engine = began_on(_choose(runs_dir, base, name))
+        folder, engine = began_on(path)
     asked, config = config, preflight.own_corpus_folder(config)
     machines = slurm_defaults(runs_dir) if engine == "slurm" else machines_of(folder)
     config, line = _resolved(config, machines)
@@ -87,7 +96,7 @@ def launch(
     preflight.check_machine(config, runs_dir, is_alone=machines is None)
     for line in memory_warnings(config):
         report(line)
-    with claimed(_choose(runs_dir, base, name), report) as (records, resumed):
+    with claimed(path, report) as (records, resumed):
         run = Run(records.path)
         for line in sweep(sock_root(), shm_root(), spare=run.folder.run_id):
             report(line)

@@ -13,13 +13,17 @@ from headway.common.config import to_toml
 from headway.common.errors import HeadwayError, InputError
 from headway.common.node.run_dir import RunDir
 from headway.console.folder.claim import StillRunningError, has_led
+from headway.console.hints import PODS
 from headway.console.lifecycle.pods import needs_of
 from headway.console.lifecycle.shared_folder import check_possible, make_shared, shared_folder
+from headway.console.pods.run import PodsRun
 from headway.console.run import Run
 from headway.dataloader import Dataset
 from headway.launch.cluster import ClusterFolder
 from headway.launch.engines import choose
 from headway.launch.engines.choose import MachinesConfig
+from headway.launch.engines.kubernetes.config import KubernetesConfig
+from headway.launch.engines.remote.config_file import read_config
 from headway.launch.engines.remote.engine import MachinesEngine
 from headway.launch.engines.slurm.config import SlurmConfig, SlurmRun
 from headway.launch.join import tokens
@@ -32,6 +36,8 @@ from headway.trainer.config import RunConfig
 
 DRIVER_LOG = "n0-driver.log"
 """Log of a run's first driver."""
+KUBERNETES_FILE = "kubernetes.toml"
+"""What ``headway run --engine kubernetes`` reads, in the working folder."""
 
 
 def machines_of(folder: Path | None) -> MachinesConfig | None:
@@ -50,6 +56,25 @@ def began_on(path: Path) -> tuple[Path | None, str]:
         return None, ""
     cluster = Run(path).cluster_folder
     return (None, "slurm") if path.resolve() in cluster.resolve().parents else (cluster, "")
+
+
+def pods_of(path: Path, folder: Path | None, engine: str) -> KubernetesConfig | None:
+    """What the pods of the run at ``path`` are made of; None where it is not on Kubernetes.
+
+    Args:
+        path: folder of the run, which may have begun on pods.
+        folder: of the cluster, if one was named.
+        engine: that was asked for.
+
+    Raises:
+        ConfigError: ``kubernetes.toml`` of the working folder cannot be read.
+    """
+    if folder is not None:
+        found = machines_of(folder)
+        return found if isinstance(found, KubernetesConfig) else None
+    if engine == "kubernetes":
+        return read_config(KubernetesConfig, Path(KUBERNETES_FILE))
+    return PodsRun(path).pods if (path / PODS).exists() else None
 
 
 def slurm_defaults(runs_dir: Path) -> SlurmConfig:

@@ -7,6 +7,7 @@ from pathlib import Path
 from headway.common.errors import InputError
 from headway.common.node.janitor import processes_of
 from headway.console.folder.starting import STARTING
+from headway.console.gateway.remote_run import open_run
 from headway.console.run import Run
 from headway.launch.cluster import ClusterFolder
 from headway.launch.engines.choose import MachinesConfig, config_of
@@ -61,7 +62,7 @@ def started_runs(cluster: ClusterFolder) -> list[Run]:
     """
     found = []
     for run_id, path in cluster.noted().items():
-        run = Run(path) if (path / "run.json").exists() else None
+        run = open_run(path) if (path / "run.json").exists() else None
         is_known = run is not None and run.folder.run_id == run_id
         if run is not None and is_known and (run.live or not run.outcome):
             found.append(run)

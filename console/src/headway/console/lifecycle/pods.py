@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import dataclasses
 import re
+import tomllib
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 import yaml
-from headway.common.config import to_toml
+from headway.common.config import from_dict, to_toml
 from headway.common.errors import InputError
 from headway.common.node.run_dir import new_run_id
 from headway.common.plan.memory import predict_all
 from headway.common.wire.keys import KeyPair
 from headway.console.machine.preflight import SHM_BESIDES_BYTES, shared_bytes
-from headway.launch.engines.choose import facts_of
+from headway.launch.engines.choose import config_of, facts_of
 from headway.launch.engines.kubernetes.config import KubernetesConfig
 from headway.launch.engines.kubernetes.render import Needs, render
 from headway.launch.join import tokens
@@ -38,7 +39,17 @@ def manifests(config: RunConfig, pods: KubernetesConfig, name: str) -> list[dict
         InputError: something depends on the machines, which are not known here, or a name is not
             one for Kubernetes.
     """
+    return objects_of(*new_bundle(config, pods, name))
+
+
+def new_bundle(config: RunConfig, pods: KubernetesConfig, name: str) -> tuple[Bundle, str]:
+    """The bundle of a new run, and the text of the console's key pair.
+
+    Raises:
+        InputError: something depends on the machines, which are not known here.
+    """
     config = for_pods(config, pods)
+    pods = dataclasses.replace(pods, kubeconfig="", context="")  # this machine's own
     run_id, nodes = new_run_id(), config.launch.nodes + config.launch.spares
     key, needs = KeyPair.generate(), needs_of(config)
     bundle = Bundle(
@@ -55,7 +66,19 @@ def manifests(config: RunConfig, pods: KubernetesConfig, name: str) -> list[dict
         gpus=needs.gpus,
         shm_bytes=needs.shm_bytes,
     )
-    return render(bundle, pods, needs, key.to_text().decode())
+    return bundle, key.to_text().decode()
+
+
+def objects_of(bundle: Bundle, console_key: str) -> list[dict[str, Any]]:
+    """The objects of the run that a bundle describes, the same at each call.
+
+    Raises:
+        InputError: a name is not one for Kubernetes.
+    """
+    pods = config_of(bundle.engine)
+    assert isinstance(pods, KubernetesConfig)
+    needs = needs_of(from_dict(RunConfig, tomllib.loads(bundle.config)))
+    return render(bundle, pods, needs, console_key)
 
 
 def for_pods(config: RunConfig, pods: KubernetesConfig) -> RunConfig:

@@ -7,26 +7,21 @@ following it; the second returns at once.
 from __future__ import annotations
 
 import contextlib
-import signal
 import sys
 import time
-from collections.abc import Iterator
-from types import FrameType
 from typing import Any, TextIO
 
 from headway.common.errors import DeadlineError, HeadwayError
 from headway.common.output import to_json
 from headway.common.printable import printable
 from headway.console.display.formatting import clock
+from headway.console.live.interrupts import Interrupts
 from headway.console.live.news import News
 from headway.console.live.progress import Progress, ProgressReader
 from headway.console.machine.peak import Peak
 from headway.console.run import TERMINAL_OUTCOMES, Run
 
 POLL_S = 0.25
-TOGETHER_S = 1.0
-"""Two signals within this time count as one: ``timeout`` and ``make`` both pass a SIGTERM on."""
-STOPS = (signal.SIGINT, signal.SIGTERM)
 
 
 class Follower:
@@ -52,8 +47,7 @@ class Follower:
         self._out = out if out is not None else sys.stdout
         kind = _JsonView if as_json else _BarView if self._out.isatty() else _LineView
         self._view: _View = kind(self._out)
-        self._interrupts = 0
-        self._interrupted_s = float("-inf")
+        self._interrupts = Interrupts()
         self._stop_sent = self._stop_accepted = False
 
     def follow(self, *, stop_on_interrupt: bool = False) -> str:
@@ -63,7 +57,10 @@ class Follower:
             HeadwayError: none of its processes is running, and it is not over.
             KeyboardInterrupt: Ctrl-C without ``stop_on_interrupt``.
         """
-        with self._counting() if stop_on_interrupt else contextlib.nullcontext(), self._view:
+        with (
+            self._interrupts.counting() if stop_on_interrupt else contextlib.nullcontext(),
+            self._view,
+        ):
             try:
                 return self._loop()
             except (FileNotFoundError, HeadwayError) as error:
@@ -76,7 +73,7 @@ class Follower:
                 ) from error
             except BrokenPipeError:
                 # The reader of a pipe ends by the same Ctrl-C: the run has to stop all the same.
-                if self._interrupts and not self._stop_accepted:
+                if self._interrupts.count and not self._stop_accepted:
                     self._run.stop()
                 raise
 
@@ -96,7 +93,7 @@ class Follower:
                 return outcome
             if not live and not self._run.outcome:
                 raise self._run.crashed()
-            if self._interrupts and self._react():
+            if self._interrupts.count and self._react():
                 return "detached"
             time.sleep(POLL_S)
 
@@ -108,28 +105,10 @@ class Follower:
         return started - 1 if started else None
 
     # ---- Ctrl-C and SIGTERM ----------------------------------------------------------------------
-    @contextlib.contextmanager
-    def _counting(self) -> Iterator[None]:
-        def count(number: int, frame: FrameType | None) -> None:
-            del number, frame
-            now = time.monotonic()
-            if now - self._interrupted_s > TOGETHER_S:
-                self._interrupts += 1
-            self._interrupted_s = now
-
-        before = {number: signal.signal(number, count) for number in STOPS}
-        # what came since a start held them back counts
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, STOPS)
-        try:
-            yield
-        finally:
-            for number, handler in before.items():
-                signal.signal(number, handler)
-
     def _react(self) -> bool:
         """Act on Ctrl-C or SIGTERM; True to leave."""
         name = self._run.name
-        if self._interrupts > 1:
+        if self._interrupts.count > 1:
             left = f"left {name}, which is stopping with a checkpoint"
             if not self._stop_accepted:
                 left = f"left {name} running; stop it with {self._run.hint('stop')}"

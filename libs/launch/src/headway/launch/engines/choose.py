@@ -131,11 +131,7 @@ def check_number(config: MachinesConfig, nodes: int) -> None:
     Raises:
         InputError: it cannot.
     """
-    if isinstance(config, KubernetesConfig):
-        raise InputError(
-            "`headway run` cannot start pods",
-            remedy="apply the output of `headway cluster render kubernetes`",
-        )
+    assert not isinstance(config, KubernetesConfig)  # its scheduler knows, once pods are asked for
     if isinstance(config, SlurmConfig):
         if shutil.which("sbatch") is None:
             raise InputError(

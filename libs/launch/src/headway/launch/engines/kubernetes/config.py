@@ -39,6 +39,11 @@ class KubernetesConfig:
     """Its API server, as pods reach it."""
     account: str = "/var/run/secrets/kubernetes.io/serviceaccount"
     """Where Kubernetes mounts the token of a pod's ServiceAccount."""
+    kubeconfig: str = ""
+    """The file that says how this machine reaches the API server. Empty: ``KUBECONFIG`` of the
+    environment, then ``~/.kube/config``, and in a pod its account. No pod gets it."""
+    context: str = ""
+    """One of the file's contexts; empty: its current one."""
 
     def __post_init__(self) -> None:
         if not self.image or self.image != "".join(self.image.split()):

@@ -19,7 +19,8 @@ def read_config(cls: type[C], path: Path) -> C:
     """
     if not path.exists():
         raise ConfigError(
-            f"there is no file {path}", remedy="docs/howto/ssh.md and slurm.md show what to write"
+            f"there is no file {path}",
+            remedy="docs/howto/ssh.md, slurm.md and kubernetes.md show what to write",
         )
     try:
         return load(cls, files=[path])

@@ -1,0 +1,54 @@
+"""What the commands that look at runs print of one on Kubernetes."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from headway.common.output import emit
+
+if TYPE_CHECKING:
+    from headway.console.pods.run import PodsRun
+    from headway.console.run import Run
+
+
+def on_pods(run: Run) -> PodsView | None:
+    """The view of a run on Kubernetes; None for any other run."""
+    from headway.console.pods.run import PodsRun
+
+    return PodsView(run) if isinstance(run, PodsRun) else None
+
+
+class PodsView:
+    """Prints what the API server shows of a run."""
+
+    def __init__(self, run: PodsRun) -> None:
+        self._run = run
+
+    def show(self, as_json: bool) -> None:
+        """Print where the run stands."""
+        found = self._run.look()
+        emit(found, as_json, found.lines())
+
+    def watch(self, as_json: bool) -> int:
+        """Follow the Job to its end; returns the exit code."""
+        from headway.console.pods.following import PodsFollower
+
+        return 1 if PodsFollower(self._run, as_json=as_json).follow() == "failed" else 0
+
+    def stay(self, as_json: bool) -> int:
+        """Follow the Job to its end and delete the run's objects; returns the exit code.
+
+        Raises:
+            HeadwayError: an object cannot be deleted.
+        """
+        from headway.console.pods.ending import conclude
+        from headway.console.pods.following import PodsFollower
+
+        run, follower = self._run, PodsFollower(self._run, as_json=as_json)
+        if follower.follow(stop_on_interrupt=True) == "detached":
+            return 0
+        conclude(run, follower.report)
+        done = {"name": run.name, "run_id": run.folder.run_id, "outcome": run.outcome}
+        line = f"run {run.name} is {run.outcome}; its checkpoints are on the claim {run.pods.claim}"
+        emit(done, as_json, [f"{line}, the logs of its pods in {run.folder.logs}"])
+        return 1 if run.outcome == "failed" else 0

@@ -1,0 +1,109 @@
+"""``python -m headway.console.pods``: the steps that infra/terraform/targets/kubernetes takes."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from headway.common.cli import group
+from headway.common.cli import run as run_cli
+
+if TYPE_CHECKING:
+    from headway.console.pods.ground import Ground
+
+app = group("Prepare a namespace of Kubernetes for runs.", name="pods")
+
+File = Annotated[Path, typer.Argument(metavar="FILE", help="kubernetes.toml")]
+Cluster = Annotated[str, typer.Option(metavar="NAME", help="Name of the cluster.")]
+
+
+def _ground(file: Path, cluster: str) -> Ground:
+    from headway.console.pods.ground import Ground
+    from headway.console.pods.kubeconfig import connect
+    from headway.launch.engines.kubernetes.config import KubernetesConfig
+    from headway.launch.engines.remote.config_file import read_config
+
+    config = read_config(KubernetesConfig, file)
+    return Ground(connect(config), cluster, config.claim)
+
+
+@app.command()
+def keep(file: File, copy: Annotated[Path, typer.Argument(metavar="COPY")]) -> None:
+    """Copy the file, with a path of the kubeconfig that holds in any working folder."""
+    from headway.common.config import to_toml
+    from headway.console.pods.kubeconfig import with_whole_path
+    from headway.launch.engines.kubernetes.config import KubernetesConfig
+    from headway.launch.engines.remote.config_file import read_config
+
+    copy.write_text(to_toml(with_whole_path(read_config(KubernetesConfig, file))))
+
+
+@app.command()
+def check(file: File) -> None:
+    """Check that the API server answers and that the user has every right that a run takes."""
+    from headway.console.pods import rights
+
+    target = _ground(file, "").target
+    rights.check(target)
+    typer.echo(f"{target.api.server}: {target.whence} has the rights, namespace {target.namespace}")
+
+
+@app.command()
+def seen(file: File) -> None:
+    """Print as JSON whether the namespace and the claim are there."""
+    typer.echo(json.dumps(_ground(file, "").seen()))
+
+
+@app.command()
+def create(
+    what: Annotated[str, typer.Argument(metavar="namespace|claim")],
+    file: File,
+    cluster: Cluster,
+    size: Annotated[str, typer.Option(metavar="SIZE")] = "",
+    storage_class: Annotated[str, typer.Option("--class", metavar="NAME")] = "",
+) -> None:
+    """Create the namespace or the claim."""
+    ground = _ground(file, cluster)
+    if what == "namespace":
+        ground.make_namespace()
+    else:
+        ground.make_claim(size, storage_class)
+
+
+@app.command()
+def delete(
+    what: Annotated[str, typer.Argument(metavar="namespace|claim")], file: File, cluster: Cluster
+) -> None:
+    """Delete the namespace or the claim, if the cluster has made it."""
+    ground = _ground(file, cluster)
+    if what == "namespace":
+        ground.remove_namespace()
+    else:
+        ground.remove_claim()
+
+
+@app.command()
+def left(
+    file: File,
+    cluster: Cluster,
+    run: Annotated[list[str] | None, typer.Option(metavar="ID")] = None,
+    only_runs: Annotated[bool, typer.Option("--only-runs")] = False,
+) -> None:
+    """List what is left of the cluster and of these runs; exit 1 if anything is."""
+    ground = _ground(file, cluster)
+    found = [*([] if only_runs else ground.left()), *ground.left_of_runs(run or [])]
+    for line in found:
+        typer.echo(line)
+    raise typer.Exit(1 if found else 0)
+
+
+def main() -> int:
+    """Run the command line; returns the exit code, see ``common.cli.run``."""
+    return run_cli(app, "python -m headway.console.pods")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

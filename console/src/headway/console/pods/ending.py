@@ -1,0 +1,82 @@
+"""Ends a run on Kubernetes: asks it to stop, waits for its Job, and deletes its objects."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from headway.common.errors import HeadwayError, InputError
+from headway.console.pods.kinds import of_run
+from headway.console.pods.run import PodsRun
+
+LOOK_S = 1.0
+
+
+@dataclass(frozen=True)
+class PodsEnding:
+    """How a run came to its end."""
+
+    reason: str
+    """Why it was ended by force; empty if its Job ended by itself."""
+    ended: int
+    """Pods that were deleted while the Job ran."""
+
+
+def end_pods(
+    run: PodsRun, *, limit_s: float, now: bool, report: Callable[[str], None]
+) -> PodsEnding:
+    """End the run and delete its objects; return when none is left.
+
+    Args:
+        run: the run.
+        limit_s: longest time without a change of its pods.
+        now: delete everything at once. The pods make a checkpoint if they can, within the 30 s that
+            Kubernetes leaves them.
+        report: called with one line per stage.
+
+    Raises:
+        InputError: nothing of it is left. ApiError: the API server does not answer. HeadwayError:
+            an object cannot be deleted.
+    """
+    if not run.objects.find(of_run(run.folder.run_id)):
+        raise InputError(
+            f"run {run.name} is {run.outcome or 'gone'}: it has no objects on Kubernetes",
+            remedy="start it with `headway run --engine kubernetes`",
+        )
+    reason = "its objects are deleted immediately (--now)" if now else ""
+    if not now and run.live:
+        run.command("stop")
+        report(f"stopping run {run.name} with a checkpoint")
+        reason = _wait(run, limit_s)
+    ended = run.look().num_up if reason else 0
+    conclude(run, report)
+    return PodsEnding(reason, ended)
+
+
+def _wait(run: PodsRun, limit_s: float) -> str:
+    """Wait for the end of the Job; returns why that did not come, "" if it did."""
+    seen: object = None
+    moved_at = time.monotonic()
+    while run.live:
+        with contextlib.suppress(HeadwayError):
+            if (found := run.look()) != seen:
+                seen, moved_at = found, time.monotonic()
+        if time.monotonic() - moved_at > limit_s:
+            return f"it did not stop: no change of its pods for {limit_s:g} s"
+        time.sleep(min(LOOK_S, limit_s))
+    return ""
+
+
+def conclude(run: PodsRun, report: Callable[[str], None]) -> None:
+    """Keep the run's outcome and the logs of its pods, and delete its objects.
+
+    Raises:
+        ApiError: the API server does not answer. HeadwayError: an object cannot be deleted.
+    """
+    for trouble in run.fetch_records():
+        report(trouble)
+    run.note(outcome=run.outcome or "stopped")
+    report(f"deleting the objects of run {run.name}")
+    run.objects.delete(run.folder.run_id, report)

@@ -1,0 +1,144 @@
+"""What runs on Kubernetes need before they start: a namespace and a claim, if a cluster makes them.
+
+They carry the name of the cluster as a label, so that what is left of it can be found.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from headway.common.errors import HeadwayError, InputError
+from headway.common.polling import wait_until
+from headway.console.pods.kinds import CLAIM, RUN_ID, of_run
+from headway.console.pods.kubeconfig import Target
+from headway.console.pods.objects import NOT_FOUND, RunObjects
+from headway.launch.lease.kubernetes_api import CONFLICT, ApiError
+
+NAMESPACES = "/api/v1/namespaces"
+OWNER = "app.kubernetes.io/name"
+OURS = "headway-cluster"
+GONE_LIMIT_S = 120.0
+_QUANTITY = re.compile(r"[1-9]\d*(\.\d+)?(Ki|Mi|Gi|Ti|Pi|k|M|G|T|P)?")
+
+
+@dataclass(frozen=True)
+class Ground:
+    """What one cluster makes in a namespace. Every method may raise ApiError.
+
+    Args:
+        target: the API server and the namespace.
+        cluster: name of the cluster.
+        claim: name of the claim.
+    """
+
+    target: Target
+    cluster: str
+    claim: str
+
+    @property
+    def _labels(self) -> dict[str, str]:
+        return {OWNER: OURS, RUN_ID: self.cluster}
+
+    def _namespace_path(self) -> str:
+        return f"{NAMESPACES}/{self.target.namespace}"
+
+    def _claim_path(self) -> str:
+        return CLAIM.path(self.target.namespace, self.claim)
+
+    # ---- creating -----------------------------------------------------------------------------
+    def make_namespace(self) -> None:
+        """Create the namespace. Raises InputError: somebody else has created it."""
+        metadata = {"name": self.target.namespace, "labels": self._labels}
+        body = {"apiVersion": "v1", "kind": "Namespace", "metadata": metadata}
+        self._make(NAMESPACES, body, self._namespace_path(), "leave create_namespace out")
+
+    def make_claim(self, size: str, storage_class: str) -> None:
+        """Create a claim of this size that is ReadWriteMany.
+
+        Raises:
+            InputError: somebody else has created it, or the size is not one.
+        """
+        if not _QUANTITY.fullmatch(size):
+            raise InputError(f"claim_size={size!r} is not a size", remedy="write one such as 500Gi")
+        spec: dict[str, Any] = {
+            "accessModes": ["ReadWriteMany"],
+            "resources": {"requests": {"storage": size}},
+        }
+        spec |= {"storageClassName": storage_class} if storage_class else {}
+        metadata = {"name": self.claim, "labels": self._labels}
+        body = {"apiVersion": "v1", "kind": CLAIM.name, "metadata": metadata, "spec": spec}
+        path = CLAIM.path(self.target.namespace)
+        self._make(path, body, self._claim_path(), "leave claim_size out")
+
+    def _make(self, path: str, body: dict[str, Any], mine: str, remedy: str) -> None:
+        try:
+            self.target.api.json("POST", path, body)
+        except ApiError as error:
+            if error.status != CONFLICT:
+                raise
+            if not self._is_mine(self._get(mine)):
+                name = body["metadata"]["name"]
+                raise InputError(
+                    f"{body['kind']} {name} exists and does not belong to cluster {self.cluster}",
+                    remedy=f"{remedy} to use it as it is",
+                ) from None
+
+    # ---- reading ------------------------------------------------------------------------------
+    def seen(self) -> dict[str, bool]:
+        """Whether the namespace and the claim are there."""
+        paths = {"namespace": self._namespace_path(), "claim": self._claim_path()}
+        return {name: bool(self._get(path)) for name, path in paths.items()}
+
+    def left(self) -> list[str]:
+        """What the cluster has made and is still there, as ``Kind name``."""
+        found = []
+        for kind, path in (("Namespace", self._namespace_path()), (CLAIM.name, self._claim_path())):
+            if self._is_mine(one := self._get(path)):
+                found.append(f"{kind} {one['metadata']['name']}")
+        return found
+
+    def left_of_runs(self, run_ids: Iterable[str]) -> list[str]:
+        """The objects of these runs that are still there."""
+        objects = RunObjects(self.target)
+        return [
+            f"{one} of run {run_id}" for run_id in run_ids for one in objects.find(of_run(run_id))
+        ]
+
+    def _get(self, path: str) -> dict[str, Any]:
+        """One object; empty if there is none."""
+        try:
+            return self.target.api.json("GET", path)
+        except ApiError as error:
+            if error.status == NOT_FOUND:
+                return {}
+            raise
+
+    def _is_mine(self, one: dict[str, Any]) -> bool:
+        labels = (one.get("metadata") or {}).get("labels") or {}
+        return bool(self._labels.items() <= labels.items())
+
+    # ---- deleting -----------------------------------------------------------------------------
+    def remove_namespace(self) -> None:
+        """Delete the namespace with everything in it, if this cluster has made it."""
+        self._remove(self._namespace_path())
+
+    def remove_claim(self) -> None:
+        """Delete the claim, if this cluster has made it; the volume's policy decides on data."""
+        self._remove(self._claim_path())
+
+    def _remove(self, path: str) -> None:
+        if not self._is_mine(self._get(path)):
+            return
+        try:
+            self.target.api.json("DELETE", path)
+        except ApiError as error:
+            if error.status not in (NOT_FOUND, CONFLICT):
+                raise
+        if not wait_until(lambda: not self._is_mine(self._get(path)), GONE_LIMIT_S, every_s=0.5):
+            raise HeadwayError(
+                f"{path} is not gone within {GONE_LIMIT_S:.0f} s",
+                remedy="see what its finalizers wait for, then repeat the command",
+            )

@@ -1,0 +1,217 @@
+"""Creates, finds and deletes the objects of a run, in an order that can be interrupted anywhere.
+
+Every object carries the run's id as a label, so that what an interrupted command has left is found.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from headway.common.errors import HeadwayError, InputError
+from headway.common.output import counted
+from headway.common.polling import wait_until
+from headway.console.pods import words
+from headway.console.pods.kinds import (
+    BY_NAME,
+    IN_ORDER,
+    JOB,
+    LEASE,
+    POD,
+    RUN_ID,
+    SECRET,
+    Kind,
+    of_run,
+)
+from headway.console.pods.kubeconfig import Target
+from headway.launch.lease.kubernetes import STOP
+from headway.launch.lease.kubernetes_api import CONFLICT, MERGE_PATCH, ApiError
+
+NOT_FOUND = 404
+ENDING = "headway/ending"
+"""Annotation of the Secret of a run whose objects are being deleted."""
+PODS_LIMIT_S = 90.0
+GONE_LIMIT_S = 15.0
+LOOK_S = 0.5
+PAGE = 100
+"""Number of objects of one answer of a list."""
+
+
+@dataclass(frozen=True)
+class Found:
+    """An object of a run, as a list shows it."""
+
+    kind: Kind
+    name: str
+    run_id: str
+    uid: str
+    data: dict[str, Any]
+
+    def __str__(self) -> str:
+        return f"{self.kind.name} {self.name}"
+
+
+class RunObjects:
+    """The objects of runs in one namespace. Every method may raise ApiError."""
+
+    def __init__(self, target: Target) -> None:
+        self._api, self._namespace = target.api, target.namespace
+
+    # ---- reading ------------------------------------------------------------------------------
+    def find(self, selector: str, kinds: Iterable[Kind] = IN_ORDER) -> list[Found]:
+        """The objects that a label selector names, in the order in which they are deleted."""
+        return [one for kind in kinds for one in self._list(kind, selector)]
+
+    def _list(self, kind: Kind, selector: str) -> list[Found]:
+        found, more = list[Found](), ""
+        while True:
+            query = {"labelSelector": selector, "limit": str(PAGE)}
+            query |= {"continue": more} if more else {}
+            answer = self._api.json("GET", kind.path(self._namespace, **query))
+            found += [_found(kind, one) for one in answer.get("items") or ()]
+            more = str((answer.get("metadata") or {}).get("continue") or "")
+            if not more:
+                return found
+
+    def get(self, kind: Kind, name: str) -> dict[str, Any] | None:
+        """One object; None if there is none."""
+        try:
+            return self._api.json("GET", kind.path(self._namespace, name))
+        except ApiError as error:
+            if error.status == NOT_FOUND:
+                return None
+            raise
+
+    def log(self, pod: str, lines: int) -> str:
+        """The last lines that a pod has printed."""
+        path = Kind("Pod", "", "v1", f"pods/{pod}/log").path(self._namespace)
+        return self._api.text(f"{path}?container=node&tailLines={lines}")
+
+    # ---- creating -----------------------------------------------------------------------------
+    def create(self, objects: Sequence[dict[str, Any]]) -> None:
+        """Create what is not there yet, in this order.
+
+        Raises:
+            InputError: another run, or somebody else, has an object of that name; or the namespace
+                does not exist.
+        """
+        for one in objects:
+            kind = BY_NAME[one["kind"]]
+            try:
+                self._api.json("POST", kind.path(self._namespace), one)
+            except ApiError as error:
+                if error.status == CONFLICT:
+                    self._check_same_run(kind, one["metadata"])
+                elif error.status == NOT_FOUND:
+                    raise InputError(
+                        f"cannot create the {kind.name} in namespace {self._namespace}: "
+                        f"{error.words or 'it does not exist'}",
+                        remedy=f"create it: `kubectl create namespace {self._namespace}`",
+                    ) from None
+                else:
+                    raise
+
+    def _check_same_run(self, kind: Kind, metadata: dict[str, Any]) -> None:
+        name, mine = metadata["name"], metadata["labels"][RUN_ID]
+        there = self.get(kind, name) or {}
+        labels = (there.get("metadata") or {}).get("labels") or {}
+        if labels.get(RUN_ID) != mine:
+            owner = f"run {labels[RUN_ID]}" if RUN_ID in labels else "somebody else"
+            raise InputError(
+                f"{kind.name} {name} exists in namespace {self._namespace} and belongs to {owner}",
+                remedy="give the run another --name",
+            )
+
+    # ---- steering -----------------------------------------------------------------------------
+    def annotate(self, kind: Kind, name: str, key: str) -> bool:
+        """Give an object an annotation; False if there is no such object."""
+        patch = {"metadata": {"annotations": {key: "true"}}}
+        path = kind.path(self._namespace, name)
+        try:
+            self._api.json("PATCH", path, patch, media=MERGE_PATCH)
+        except ApiError as error:
+            if error.status == NOT_FOUND:
+                return False
+            raise
+        return True
+
+    def ask_to_stop(self, name: str, run_id: str) -> None:
+        """Have a run stop with a checkpoint, by way of the pod of its last node.
+
+        A pod that is being ended asks the driver for what the lease says. The last node is a spare
+        if there is one.
+        """
+        self.annotate(LEASE, name, STOP)
+        pods = [one for one in self._list(POD, of_run(run_id)) if words.is_up(one.data)]
+        if pods:
+            self._delete(max(pods, key=lambda one: words.node_of(one.data)))
+
+    def evict(self, run_id: str, node: int) -> list[str]:
+        """Delete the pods of a node; returns their names."""
+        pods = [one for one in self._list(POD, of_run(run_id)) if words.node_of(one.data) == node]
+        for one in pods:
+            self._delete(one)
+        return [one.name for one in pods]
+
+    # ---- deleting -----------------------------------------------------------------------------
+    def delete(self, run_id: str, report: Callable[[str], None]) -> None:
+        """Delete every object of a run, and return when none is left.
+
+        Raises:
+            HeadwayError: a pod has not ended, or something is left.
+        """
+        selector = of_run(run_id)
+        for secret in self._list(SECRET, selector):
+            self.annotate(SECRET, secret.name, ENDING)
+        for kind in IN_ORDER:
+            for one in self._list(kind, selector):
+                self._delete(one)
+            if kind == POD:
+                self._wait_for_pods(selector, report)
+        if not wait_until(lambda: not self.find(selector), GONE_LIMIT_S, every_s=LOOK_S):
+            left = ", ".join(map(str, self.find(selector)))
+            raise HeadwayError(
+                f"objects of run {run_id} are left in namespace {self._namespace}: {left}",
+                remedy=f"see `kubectl get all -l {RUN_ID}={run_id}`, then repeat the command",
+            )
+
+    def _delete(self, one: Found) -> None:
+        """Delete that very object, and not a newer one of its name."""
+        options: dict[str, Any] = {
+            "apiVersion": "v1",
+            "kind": "DeleteOptions",
+            "preconditions": {"uid": one.uid},
+        }
+        if one.kind == JOB:
+            options["propagationPolicy"] = "Background"
+        try:
+            self._api.json("DELETE", one.kind.path(self._namespace, one.name), options)
+        except ApiError as error:
+            if error.status not in (NOT_FOUND, CONFLICT):
+                raise
+
+    def _wait_for_pods(self, selector: str, report: Callable[[str], None]) -> None:
+        said = 0
+
+        def is_none_left() -> bool:
+            nonlocal said
+            left = self._list(POD, selector)
+            if left and len(left) != said:
+                said = len(left)
+                report(f"waiting for {counted(said, 'pod')} to end")
+            return not left
+
+        if not wait_until(is_none_left, PODS_LIMIT_S, every_s=LOOK_S):
+            names = ", ".join(one.name for one in self._list(POD, selector))
+            raise HeadwayError(
+                f"pods have not ended within {PODS_LIMIT_S:.0f} s: {names}",
+                remedy="where a machine is certainly off, `kubectl delete pod --force` removes "
+                "its pod; then repeat the command",
+            )
+
+
+def _found(kind: Kind, data: dict[str, Any]) -> Found:
+    metadata = data["metadata"]
+    run_id = (metadata.get("labels") or {}).get(RUN_ID, "")
+    return Found(kind, metadata["name"], run_id, metadata["uid"], data)
