@@ -290,7 +290,7 @@ def _send_sample(
 OWN = {"stop": stop, "fork": _fork_command(), "sample": sample_command(_send_sample)}
 """Commands that do more than send the operation."""
 OWN_KEYS = {
-    "stop": "run, outcome, checkpoint, reason, ended, left",
+    "stop": "run, outcome, checkpoint, reason, ended, left, kept_on",
     "fork": "run, path, step, resume",
     "sample": SAMPLE_KEYS,
 }
