@@ -18,20 +18,18 @@ ROOT = Path(__file__).resolve().parents[2]
 SCRIPTS = ROOT / "infra" / "terraform"
 LIMIT_S = 120.0
 
-pytestmark = [
-    pytest.mark.skipif(shutil.which("terraform") is None, reason="no terraform on the PATH"),
-    pytest.mark.skipif(
-        "door.sh" not in (SCRIPTS / "lib.sh").read_text(),
-        reason="infra/terraform/lib.sh does not source a target's door.sh",
-    ),
-]
+pytestmark = pytest.mark.skipif(
+    shutil.which("terraform") is None, reason="no terraform on the PATH"
+)
 
 
 class Door:
     """``make up``, ``down`` and ``status`` of the target without make, at a fake API server."""
 
     def __init__(self, folder: Path, api: FakeApi) -> None:
-        self.folder, self.api, self.cluster = folder, api, folder / "cluster"
+        # the name of the default folder, which every checkout has
+        self.folder, self.api, self.cluster = folder, api, folder / "clusters" / "kubernetes"
+        folder.mkdir(exist_ok=True)
         self.use(ADMIN)
         self.env = {
             **os.environ,
@@ -90,6 +88,44 @@ def test_up_creates_what_is_asked_for_and_down_removes_it(door: Door) -> None:
     assert not door.cluster.exists(), "nothing is left here"
 
 
+@pytest.mark.slow
+def test_no_change_of_the_variables_deletes_data(door: Door) -> None:
+    """The claim, and with the namespace one that kubectl has made in it."""
+    settings = door.folder / "my.tfvars"
+    given = {"KUBERNETES": "kubernetes.toml", "VARS": str(settings)}
+    settings.write_text('create_namespace = true\nclaim_size = "1.5Ti"\n')
+    door("up", **given)
+    settings.write_text('create_namespace = true\nclaim_size = "2Ti"\n')
+    assert "The claim was made with 1.5Ti" in door("up", code=1, **given)
+    settings.write_text("create_namespace = true\n")
+    assert "deletes the data of 1 claim: data" in door("up", code=1, **given)
+    door("up", DELETE_CLAIM="1", **given)
+    assert door.there("/api/v1/namespaces") == ["train"] and door.there(CLAIMS) == []
+
+    door.api.client().json("POST", CLAIMS, {"metadata": {"name": "by-kubectl"}})
+    assert "deletes the data of 1 claim: by-kubectl" in door("down", code=2, VARS=str(settings))
+    settings.write_text("")
+    assert "deletes the data of 1 claim: by-kubectl" in door("up", code=1, **given)
+    assert door.there("/api/v1/namespaces") == ["train"]
+    door("down", VARS=str(settings), DELETE_CLAIM="1")
+    assert door.there("/api/v1/namespaces") == [] and not door.cluster.exists()
+
+
+@pytest.mark.slow
+def test_another_cluster_of_that_name_keeps_what_it_has_made(door: Door) -> None:
+    settings = door.folder / "my.tfvars"
+    settings.write_text("create_namespace = true\n")
+    given = {"KUBERNETES": "kubernetes.toml", "VARS": str(settings)}
+    door("up", **given)
+    other = Door(door.folder / "other", door.api)
+    assert "exists, and this cluster has not made it" in other("up", code=1, **given)
+    settings.write_text("")
+    other("up", **given)
+    other("down", VARS=str(settings))
+    assert door.there("/api/v1/namespaces") == ["train"]
+    assert "NODES=2" in door("up", code=2, NODES="2", **given)
+
+
 def test_a_user_without_rights_and_a_claim_of_somebody_else_create_nothing(door: Door) -> None:
     door.use(NOBODY)
     said = door("up", code=2, KUBERNETES="kubernetes.toml")
@@ -102,7 +138,7 @@ def test_a_user_without_rights_and_a_claim_of_somebody_else_create_nothing(door:
     settings = door.folder / "my.tfvars"
     settings.write_text('claim_size = "1Gi"\n')
     said = door("up", code=1, KUBERNETES="kubernetes.toml", VARS=str(settings))
-    assert "exists and does not belong to cluster" in said
+    assert "exists, and this cluster has not made it" in said
     settings.write_text("")
     door("up", KUBERNETES="kubernetes.toml", VARS=str(settings))
     door("down", VARS=str(settings))

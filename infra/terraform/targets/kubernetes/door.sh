@@ -1,9 +1,10 @@
 # Sourced by lib.sh: KUBERNETES=kubernetes.toml names the API server, VARS=my.tfvars what to create.
 pods() { python3 -m headway.console.pods "$@"; }
 kept=$cluster_dir/kubernetes.toml
-name=${cluster_dir##*/}
+owner_file=$cluster_dir/owner
 
 target_vars() {
+  [ -z "${NODES:-}" ] || fail "NODES=$NODES: a run gets as many pods as its configuration says" "leave NODES out"
   if [ "$verb" = up ]; then
     KUBERNETES=${KUBERNETES:-$kept}
     [ -f "$KUBERNETES" ] || fail "KUBERNETES is not set" "name a file: make up TARGET=kubernetes KUBERNETES=kubernetes.toml"
@@ -13,10 +14,14 @@ target_vars() {
     pods check "$KUBERNETES" || exit 2
     pods keep "$KUBERNETES" "$kept.new" || exit 2
     mv "$kept.new" "$kept"
+    [ -e "$owner_file" ] || od -An -N4 -tx1 /dev/urandom | tr -d ' ' >"$owner_file"
   fi
   [ -z "${VARS:-}" ] || vars+=("-var-file=$(file_of VARS)")
+  [ ! -f "$owner_file" ] || vars+=(-var "owner=$(owner)")
   [ ! -f "$kept" ] || pods seen "$kept" >"$cluster_dir/seen.json" || exit 1
 }
+
+owner() { cat "$owner_file"; }
 
 same_file() {
   pods keep "$KUBERNETES" "$kept.new" && cmp -s "$kept.new" "$kept"
@@ -24,30 +29,26 @@ same_file() {
 
 check_up() { :; } # done already, before anything of the cluster is written
 
-# A claim that `up` has made holds the checkpoints, so that only an explicit word deletes it.
 before_down() {
-  if tf state list 2>/dev/null | grep -q '^terraform_data.claim' && [ -z "${DELETE_CLAIM:-}" ]; then
-    fail "down would delete the claim with the checkpoints of all its runs" "DELETE_CLAIM=1 confirms it"
-  fi
+  pods removable "$kept" --cluster "$(owner)" || exit 2
   local runs=() run
   for run in "$cluster_dir"/started/*.json; do
     [ ! -e "$run" ] || { run=${run##*/} && runs+=(--run "${run%.json}"); }
   done
   drain_runs
   # while the keys of these runs are still there, so that it can be repeated
-  check_gone "runs" "${runs[@]}" --only-runs
+  check_gone "${runs[@]}" --only-runs
 }
 
 after_down() {
-  check_gone "namespace and claim"
-  rm -f "$kept" "$cluster_dir"/{seen.json,namespace.incarnation,claim.incarnation}
+  check_gone
+  rm -f "$kept" "$owner_file" "$cluster_dir"/{seen.json,namespace.incarnation,claim.incarnation}
 }
 
-check_gone() { # WHAT [OPTION...]
-  local what=$1 left
-  shift
-  left=$(pods left "$kept" --cluster "$name" "$@") || {
-    echo "error: of the $what this is left on the API server: ${left//$'\n'/, }; see why it is not deleted, then repeat make down" >&2
+check_gone() { # [OPTION...]
+  local left
+  left=$(pods left "$kept" --cluster "$(owner)" "$@") || {
+    echo "error: still on the API server: ${left//$'\n'/, }; find out why, then repeat make down" >&2
     exit 1
   }
 }

@@ -14,6 +14,11 @@ variable "cluster_dir" {
   type        = string
 }
 
+variable "owner" {
+  description = "Id of the cluster: a label of what it makes, so that no other cluster takes it."
+  type        = string
+}
+
 variable "headway" {
   description = "The headway command: a name on the PATH or a path, one word."
   type        = string
@@ -27,7 +32,7 @@ variable "python" {
 }
 
 variable "create_namespace" {
-  description = "Create the namespace of kubernetes.toml. `down` deletes it with all that is in it."
+  description = "Create the namespace of kubernetes.toml. `down` deletes it with all that it holds."
   type        = bool
   default     = false
 }
@@ -51,7 +56,6 @@ variable "storage_class" {
 locals {
   dir  = abspath(var.cluster_dir)
   file = "${local.dir}/kubernetes.toml"
-  name = basename(local.dir)
   seen = try(jsondecode(file("${local.dir}/seen.json")), {})
   incarnation = {
     for what in ["namespace", "claim"] : what => try(local.seen[what], false)
@@ -63,43 +67,49 @@ locals {
 # Commands get their words through the environment, so that a folder may have any name.
 resource "terraform_data" "namespace" {
   count            = var.create_namespace ? 1 : 0
-  input            = { dir = local.dir, file = local.file, python = var.python, name = local.name, incarnation = local.incarnation["namespace"] }
+  input            = { dir = local.dir, file = local.file, python = var.python, owner = var.owner, incarnation = local.incarnation["namespace"] }
   triggers_replace = [local.dir, local.incarnation["namespace"]]
   provisioner "local-exec" {
     command = <<-EOT
-      "$PYTHON" -m headway.console.pods create namespace "$FILE" --cluster "$NAME" &&
+      "$PYTHON" -m headway.console.pods create namespace "$FILE" --cluster "$OWNER" &&
         printf %s "$INCARNATION" > "$DIR/namespace.incarnation"
     EOT
     environment = {
       PYTHON      = self.input.python
       DIR         = self.input.dir
       FILE        = self.input.file
-      NAME        = self.input.name
+      OWNER       = self.input.owner
       INCARNATION = self.input.incarnation
     }
   }
   provisioner "local-exec" {
     when        = destroy
-    command     = "\"$PYTHON\" -m headway.console.pods delete namespace \"$FILE\" --cluster \"$NAME\""
-    environment = { PYTHON = self.input.python, FILE = self.input.file, NAME = self.input.name }
+    command     = "\"$PYTHON\" -m headway.console.pods delete namespace \"$FILE\" --cluster \"$OWNER\""
+    environment = { PYTHON = self.input.python, FILE = self.input.file, OWNER = self.input.owner }
   }
 }
 
 resource "terraform_data" "claim" {
   count            = var.claim_size != "" ? 1 : 0
   depends_on       = [terraform_data.namespace]
-  input            = { dir = local.dir, file = local.file, python = var.python, name = local.name, size = var.claim_size, class = var.storage_class, incarnation = local.incarnation["claim"] }
+  input            = { dir = local.dir, file = local.file, python = var.python, owner = var.owner, size = var.claim_size, class = var.storage_class, incarnation = local.incarnation["claim"] }
   triggers_replace = [local.dir, local.incarnation["claim"]]
+  lifecycle {
+    precondition {
+      condition     = contains(["", var.claim_size], try(local.seen.claim_size, ""))
+      error_message = "The claim was made with ${try(local.seen.claim_size, "")}: grow it with `kubectl edit pvc`, and leave claim_size as it was."
+    }
+  }
   provisioner "local-exec" {
     command = <<-EOT
-      "$PYTHON" -m headway.console.pods create claim "$FILE" --cluster "$NAME" --size "$SIZE" --class "$CLASS" &&
+      "$PYTHON" -m headway.console.pods create claim "$FILE" --cluster "$OWNER" --size "$SIZE" --class "$CLASS" &&
         printf %s "$INCARNATION" > "$DIR/claim.incarnation"
     EOT
     environment = {
       PYTHON      = self.input.python
       DIR         = self.input.dir
       FILE        = self.input.file
-      NAME        = self.input.name
+      OWNER       = self.input.owner
       SIZE        = self.input.size
       CLASS       = self.input.class
       INCARNATION = self.input.incarnation
@@ -107,8 +117,8 @@ resource "terraform_data" "claim" {
   }
   provisioner "local-exec" {
     when        = destroy
-    command     = "\"$PYTHON\" -m headway.console.pods delete claim \"$FILE\" --cluster \"$NAME\""
-    environment = { PYTHON = self.input.python, FILE = self.input.file, NAME = self.input.name }
+    command     = "\"$PYTHON\" -m headway.console.pods delete claim \"$FILE\" --cluster \"$OWNER\""
+    environment = { PYTHON = self.input.python, FILE = self.input.file, OWNER = self.input.owner }
   }
 }
 

@@ -17,7 +17,10 @@ if TYPE_CHECKING:
 app = group("Prepare a namespace of Kubernetes for runs.", name="pods")
 
 File = Annotated[Path, typer.Argument(metavar="FILE", help="kubernetes.toml")]
-Cluster = Annotated[str, typer.Option(metavar="NAME", help="Name of the cluster.")]
+Cluster = Annotated[str, typer.Option(metavar="ID", help="Id of the cluster.")]
+MayDelete = Annotated[
+    bool, typer.Option(envvar="DELETE_CLAIM", help="The data of claims may be deleted.")
+]
 
 
 def _ground(file: Path, cluster: str) -> Ground:
@@ -53,7 +56,7 @@ def check(file: File) -> None:
 
 @app.command()
 def seen(file: File) -> None:
-    """Print as JSON whether the namespace and the claim are there."""
+    """Print as JSON whether the namespace and the claim are there, and the claim's size."""
     typer.echo(json.dumps(_ground(file, "").seen()))
 
 
@@ -75,14 +78,23 @@ def create(
 
 @app.command()
 def delete(
-    what: Annotated[str, typer.Argument(metavar="namespace|claim")], file: File, cluster: Cluster
+    what: Annotated[str, typer.Argument(metavar="namespace|claim")],
+    file: File,
+    cluster: Cluster,
+    delete_claim: MayDelete = False,
 ) -> None:
     """Delete the namespace or the claim, if the cluster has made it."""
     ground = _ground(file, cluster)
     if what == "namespace":
-        ground.remove_namespace()
+        ground.remove_namespace(may_delete=delete_claim)
     else:
-        ground.remove_claim()
+        ground.remove_claim(may_delete=delete_claim)
+
+
+@app.command()
+def removable(file: File, cluster: Cluster, delete_claim: MayDelete = False) -> None:
+    """Check that no data would be deleted with what the cluster has made, or that it may be."""
+    _ground(file, cluster).check_data(may_delete=delete_claim)
 
 
 @app.command()

@@ -1,6 +1,7 @@
 """What runs on Kubernetes need before they start: a namespace and a claim, if a cluster makes them.
 
-They carry the name of the cluster as a label, so that what is left of it can be found.
+They carry the cluster's id as a label, so that what is left of it can be found, and another cluster
+of that name keeps its own.
 """
 
 from __future__ import annotations
@@ -11,15 +12,18 @@ from dataclasses import dataclass
 from typing import Any
 
 from headway.common.errors import HeadwayError, InputError
+from headway.common.output import counted
 from headway.common.polling import wait_until
 from headway.console.pods.kinds import CLAIM, RUN_ID, of_run
 from headway.console.pods.kubeconfig import Target
-from headway.console.pods.objects import NOT_FOUND, RunObjects
+from headway.console.pods.objects import FORBIDDEN, NOT_FOUND, RunObjects
 from headway.launch.lease.kubernetes_api import CONFLICT, ApiError
 
 NAMESPACES = "/api/v1/namespaces"
 OWNER = "app.kubernetes.io/name"
-OURS = "headway-cluster"
+MADE_BY = "headway-cluster"
+SIZE = "headway/claim-size"
+"""Annotation: the size as it was asked for; the server writes 1.5Ti as 1536Gi."""
 GONE_LIMIT_S = 120.0
 _QUANTITY = re.compile(r"[1-9]\d*(\.\d+)?(Ki|Mi|Gi|Ti|Pi|k|M|G|T|P)?")
 
@@ -30,7 +34,7 @@ class Ground:
 
     Args:
         target: the API server and the namespace.
-        cluster: name of the cluster.
+        cluster: the cluster's id.
         claim: name of the claim.
     """
 
@@ -40,7 +44,7 @@ class Ground:
 
     @property
     def _labels(self) -> dict[str, str]:
-        return {OWNER: OURS, RUN_ID: self.cluster}
+        return {OWNER: MADE_BY, RUN_ID: self.cluster}
 
     def _namespace_path(self) -> str:
         return f"{NAMESPACES}/{self.target.namespace}"
@@ -68,7 +72,8 @@ class Ground:
             "resources": {"requests": {"storage": size}},
         }
         spec |= {"storageClassName": storage_class} if storage_class else {}
-        metadata = {"name": self.claim, "labels": self._labels}
+        notes = {SIZE: size}
+        metadata = {"name": self.claim, "labels": self._labels, "annotations": notes}
         body = {"apiVersion": "v1", "kind": CLAIM.name, "metadata": metadata, "spec": spec}
         path = CLAIM.path(self.target.namespace)
         self._make(path, body, self._claim_path(), "leave claim_size out")
@@ -82,15 +87,42 @@ class Ground:
             if not self._is_mine(self._get(mine)):
                 name = body["metadata"]["name"]
                 raise InputError(
-                    f"{body['kind']} {name} exists and does not belong to cluster {self.cluster}",
+                    f"{body['kind']} {name} exists, and this cluster has not made it",
                     remedy=f"{remedy} to use it as it is",
                 ) from None
 
     # ---- reading ------------------------------------------------------------------------------
-    def seen(self) -> dict[str, bool]:
-        """Whether the namespace and the claim are there."""
-        paths = {"namespace": self._namespace_path(), "claim": self._claim_path()}
-        return {name: bool(self._get(path)) for name, path in paths.items()}
+    def seen(self) -> dict[str, Any]:
+        """Whether the namespace and the claim are there, and the size that this was made with.
+
+        What the user may not see counts as there, or a plan would make it again.
+        """
+        found: dict[str, Any] = {}
+        for name, path in (("namespace", self._namespace_path()), ("claim", self._claim_path())):
+            try:
+                one = self._get(path)
+            except ApiError as error:
+                if error.status != FORBIDDEN:
+                    raise
+                one = {"kind": "unknown"}
+            found[name] = bool(one)
+        notes = (one.get("metadata") or {}).get("annotations") or {}
+        return found | {"claim_size": notes.get(SIZE, "")}
+
+    def claims(self) -> list[str]:
+        """The claims whose data goes if what this cluster has made is deleted."""
+        if self._is_mine(self._get(self._namespace_path())):
+            items = self.target.api.json("GET", CLAIM.path(self.target.namespace)).get("items")
+            return [one["metadata"]["name"] for one in items or ()]
+        return [self.claim] if self._is_mine(self._get(self._claim_path())) else []
+
+    def check_data(self, *, may_delete: bool) -> None:
+        """Raises InputError if data would be deleted and may not."""
+        if not may_delete and (claims := self.claims()):
+            raise InputError(
+                f"this deletes the data of {counted(len(claims), 'claim')}: {', '.join(claims)}",
+                remedy="DELETE_CLAIM=1 confirms it",
+            )
 
     def left(self) -> list[str]:
         """What the cluster has made and is still there, as ``Kind name``."""
@@ -121,13 +153,24 @@ class Ground:
         return bool(self._labels.items() <= labels.items())
 
     # ---- deleting -----------------------------------------------------------------------------
-    def remove_namespace(self) -> None:
-        """Delete the namespace with everything in it, if this cluster has made it."""
+    def remove_namespace(self, *, may_delete: bool) -> None:
+        """Delete the namespace with everything in it, if this cluster has made it.
+
+        Raises:
+            InputError: it has claims, and these may not be deleted.
+        """
+        self.check_data(may_delete=may_delete)
         self._remove(self._namespace_path())
 
-    def remove_claim(self) -> None:
-        """Delete the claim, if this cluster has made it; the volume's policy decides on data."""
-        self._remove(self._claim_path())
+    def remove_claim(self, *, may_delete: bool) -> None:
+        """Delete the claim, if this cluster has made it; the volume's policy decides on data.
+
+        Raises:
+            InputError: it may not be deleted.
+        """
+        if self._is_mine(self._get(self._claim_path())):
+            self.check_data(may_delete=may_delete)
+            self._remove(self._claim_path())
 
     def _remove(self, path: str) -> None:
         if not self._is_mine(self._get(path)):

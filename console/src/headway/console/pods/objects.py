@@ -28,7 +28,7 @@ from headway.console.pods.kubeconfig import Target
 from headway.launch.lease.kubernetes import STOP
 from headway.launch.lease.kubernetes_api import CONFLICT, MERGE_PATCH, ApiError
 
-NOT_FOUND = 404
+NOT_FOUND, FORBIDDEN = 404, 403
 ENDING = "headway/ending"
 """Annotation of the Secret of a run whose objects are being deleted."""
 PODS_LIMIT_S = 90.0
@@ -114,8 +114,9 @@ class RunObjects:
 
     def _check_same_run(self, kind: Kind, metadata: dict[str, Any]) -> None:
         name, mine = metadata["name"], metadata["labels"][RUN_ID]
-        there = self.get(kind, name) or {}
-        labels = (there.get("metadata") or {}).get("labels") or {}
+        path = kind.path(self._namespace, fieldSelector=f"metadata.name={name}")
+        there = self._api.json("GET", path).get("items") or [{}]
+        labels = (there[0].get("metadata") or {}).get("labels") or {}
         if labels.get(RUN_ID) != mine:
             owner = f"run {labels[RUN_ID]}" if RUN_ID in labels else "somebody else"
             raise InputError(

@@ -1,6 +1,7 @@
 # No API server: the commands are `true`. `terraform test` from this folder.
 variables {
   cluster_dir = "build/tftest"
+  owner       = "0123abcd"
   headway     = "true"
   python      = "true"
 }
