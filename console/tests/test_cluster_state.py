@@ -171,7 +171,7 @@ def test_slurm_that_does_not_answer_is_drift(
     folder = own_roots / "cluster"
     ClusterFolder.create(folder, nodes=0, engine=facts_of(SlurmConfig(str(own_roots))))
     code, out, _ = call("status", folder)
-    assert code == 2 and "machines of each run by Slurm, drifted" in out
+    assert code == 2 and "Slurm provides the machines of each run, drifted" in out
     assert "drift: sinfo cannot be run" in out
 
 

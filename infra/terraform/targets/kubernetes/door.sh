@@ -29,28 +29,24 @@ same_file() {
 
 check_up() { :; } # done already, before anything of the cluster is written
 
+# While the keys of the cluster's runs are there, so that all of it can be repeated.
 before_down() {
-  pods removable "$kept" --cluster "$(owner)" || exit 2
   local runs=() run
-  for run in "$cluster_dir"/started/*.json; do
-    [ ! -e "$run" ] || { run=${run##*/} && runs+=(--run "${run%.json}"); }
+  for run in "$cluster_dir"/started/*.*; do
+    [ ! -e "$run" ] || { run=${run##*/} && runs+=(--run "${run%.*}"); }
   done
+  pods removable "$kept" --cluster "$(owner)" "${runs[@]}" || exit 2
   drain_runs
-  # while the keys of these runs are still there, so that it can be repeated
-  check_gone "${runs[@]}" --only-runs
+  pods clear "$kept" --cluster "$(owner)" "${runs[@]}" || exit 1
 }
 
 after_down() {
-  check_gone
-  rm -f "$kept" "$owner_file" "$cluster_dir"/{seen.json,namespace.incarnation,claim.incarnation}
-}
-
-check_gone() { # [OPTION...]
   local left
-  left=$(pods left "$kept" --cluster "$(owner)" "$@") || {
+  left=$(pods left "$kept" --cluster "$(owner)") || {
     echo "error: still on the API server: ${left//$'\n'/, }; find out why, then repeat make down" >&2
     exit 1
   }
+  rm -f "$kept" "$owner_file" "$cluster_dir"/{seen.json,namespace.incarnation,claim.incarnation}
 }
 
 show_logs() { echo "logs belong to a run: \`headway logs RUN\`"; }

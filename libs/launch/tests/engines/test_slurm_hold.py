@@ -121,7 +121,7 @@ def test_a_further_job_that_begins_when_the_run_is_over_ends_soon(
 
 def _finish(lease: FileLease, epoch: int) -> None:
     tenure = LeaseTerm(lease, dataclasses.replace(_holder(), epoch=epoch))
-    tenure.finish()
+    tenure.finish("finished")
     tenure.renew()
 
 

@@ -210,6 +210,7 @@ def _have_machines(
         InputError: there are fewer, the cluster is of another kind, or a live run uses a machine
             that it would lose.
     """
+    from headway.console.lifecycle.machines import provided
     from headway.console.lifecycle.on_cluster import used_error, users_of_leaving
     from headway.launch.cluster import ClusterFolder
     from headway.launch.engines.choose import check_kind, facts_of, limited
@@ -224,9 +225,7 @@ def _have_machines(
         for what, run in users_of_leaving(cluster, config, number).items():
             raise used_error(what, run, OR_DRAIN)
         cluster.change(number, facts_of(config))
-    by = {"kubernetes": "Kubernetes provides the pods"}.get(facts_of(config)["kind"])
-    line = f"{by or 'Slurm provides the machines'} of each run"
-    return number, f"{number} machines" if number else line
+    return number, f"{number} machines" if number else provided(config)
 
 
 def drain(

@@ -14,6 +14,7 @@ from headway.common.help_pages import page
 from headway.common.output import emit
 from headway.console.commands.options import RUNS, RunsDir, complete_runs, find_run
 from headway.console.commands.pages import LOOK
+from headway.console.commands.pods import with_records
 
 if TYPE_CHECKING:
     from headway.console.analysis.replay import Step
@@ -80,7 +81,8 @@ def diagnose(
     if what_if:
         _show_what_if(what, runs_dir, as_json)
         return
-    run = None if what is not None and _is_folder(what, runs_dir) else find_run(what, runs_dir)
+    is_run = what is None or not _is_folder(what, runs_dir)
+    run = with_records(find_run(what, runs_dir)) if is_run else None
     if run is None:
         done = diagnose_folder(Path(what or ""))
     else:
@@ -137,7 +139,7 @@ def _steps(what: str | None, runs_dir: Path) -> Iterator[tuple[str, list[Step]]]
     if traces:
         yield from ((str(one), [*read_steps(one).values()]) for one in traces)
         return
-    run = find_run(what, runs_dir)
+    run = with_records(find_run(what, runs_dir))
     for trouble in run.fetch_records():
         typer.echo(trouble, err=True)
     grid = run.config.parallel.grid

@@ -12,6 +12,7 @@ from headway.common.help_pages import page
 from headway.common.output import counted, emit
 from headway.console.commands.options import RUNS, AnyRun, RunsDir, find_run
 from headway.console.commands.pages import LOOK
+from headway.console.commands.pods import with_records
 
 if TYPE_CHECKING:
     from headway.console.sinks.export import Exported
@@ -70,7 +71,7 @@ def export(
 
     check_sink(to)
     check_sinks([to])
-    found = find_run(run, runs_dir)
+    found = with_records(find_run(run, runs_dir))
     with exporting(found, to, out) as exported:
         if not follow:
             _print(exported.update(), as_json)

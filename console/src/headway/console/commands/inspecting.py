@@ -11,6 +11,7 @@ from headway.common.help_pages import page
 from headway.common.output import Table, emit
 from headway.console.commands.options import RUNS, AnyRun, RunsDir, Settings, find_run
 from headway.console.commands.pages import LOOK, MACHINES
+from headway.console.commands.pods import with_records
 
 
 def register(app: typer.Typer) -> None:
@@ -58,7 +59,7 @@ def trace(
     from headway.console.live.summary import TRACED_STEPS
     from headway.console.trace.export import clock_troubles, parse_steps, write_trace
 
-    found = find_run(run, runs_dir)
+    found = with_records(find_run(run, runs_dir))
     for trouble in [*found.fetch_records(), *clock_troubles(found)]:
         typer.echo(trouble, err=True)
     newest = None if steps else TRACED_STEPS

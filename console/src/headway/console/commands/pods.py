@@ -18,6 +18,15 @@ def on_pods(run: Run) -> PodsView | None:
     return PodsView(run) if isinstance(run, PodsRun) else None
 
 
+def with_records(run: Run) -> Run:
+    """The run, whose records this machine can read. Raises InputError if only its pods can."""
+    from headway.console.pods.run import PodsRun
+
+    if isinstance(run, PodsRun):
+        run.refuse_records()
+    return run
+
+
 class PodsView:
     """Prints what the API server shows of a run."""
 
@@ -33,7 +42,15 @@ class PodsView:
         """Follow the Job to its end; returns the exit code."""
         from headway.console.pods.following import PodsFollower
 
-        return 1 if PodsFollower(self._run, as_json=as_json).follow() == "failed" else 0
+        state = PodsFollower(self._run, as_json=as_json).follow()
+        return 1 if self._end(state) == "failed" else 0
+
+    def _end(self, state: str) -> str:
+        """How the run has ended, by what its follower saw; others may have deleted its Job."""
+        run = self._run
+        if state == "stuck":
+            return "interrupted"
+        return run.outcome or ("stopped" if run.is_to_stop else "failed")
 
     def stay(self, as_json: bool) -> int:
         """Follow the Job to its end and delete the run's objects; returns the exit code.
@@ -45,9 +62,10 @@ class PodsView:
         from headway.console.pods.following import PodsFollower
 
         run, follower = self._run, PodsFollower(self._run, as_json=as_json)
-        if follower.follow(stop_on_interrupt=True) == "detached":
+        state = follower.follow(stop_on_interrupt=True)
+        if state == "detached":
             return 0
-        conclude(run, follower.report)
+        conclude(run, follower.report, self._end(state))
         done = {"name": run.name, "run_id": run.folder.run_id, "outcome": run.outcome}
         line = f"run {run.name} is {run.outcome}; its checkpoints are on the claim {run.pods.claim}"
         emit(done, as_json, [f"{line}, the logs of its pods in {run.folder.logs}"])

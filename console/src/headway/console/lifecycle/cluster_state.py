@@ -11,7 +11,7 @@ from headway.common.errors import DeadlineError, HeadwayError, InputError
 from headway.common.node.files import replace_json
 from headway.common.polling import wait_until
 from headway.console.folder import run_list
-from headway.console.lifecycle.machines import machines_of
+from headway.console.lifecycle.machines import machines_of, provided
 from headway.console.lifecycle.on_cluster import live_runs, started_runs
 from headway.console.pods import rights
 from headway.console.pods.kubeconfig import connect
@@ -49,13 +49,13 @@ class ClusterState:
     """Those that may be live."""
     machines: tuple[Surveyed, ...] = ()
     """The listed ones, as they have answered now."""
-    provider: str = "Slurm"
-    """Gives each run its machines or pods, where none are listed."""
+    provided: str = ""
+    """Who gives each run its machines, where none are listed."""
 
     @property
     def lines(self) -> list[str]:
         """For people."""
-        size = f"{self.nodes} nodes" if self.nodes else f"machines of each run by {self.provider}"
+        size = f"{self.nodes} nodes" if self.nodes else self.provided
         found = [f"{self.cluster}: {size}, {'no drift' if not self.drift else 'drifted'}"]
         found += [f"drift: {line}" for line in self.drift]
         for one in self.runs:
@@ -80,8 +80,8 @@ def state_of(cluster: ClusterFolder) -> ClusterState:
         machines, drift = _asked(config, runs)
     drift += [line for run in runs for line in _of_run(run)]
     entries = tuple(run_list.entries(runs))
-    provider = "Kubernetes" if isinstance(config, KubernetesConfig) else "Slurm"
-    return ClusterState(str(cluster.path), nodes, tuple(drift), entries, tuple(machines), provider)
+    by = "" if config is None else provided(config)
+    return ClusterState(str(cluster.path), nodes, tuple(drift), entries, tuple(machines), by)
 
 
 def _emulated(cluster: ClusterFolder) -> list[str]:

@@ -50,7 +50,7 @@ class Ending:
     reason: str = ""
     """Why it was ended by force; empty if it ended by itself."""
     ended: int = 0
-    """Processes that were ended by force."""
+    """Processes, or pods, that were ended by force."""
     left: tuple[str, ...] = ()
     """Processes, or nodes on machines, that could not be ended, each with the reason."""
     kept_on: str = ""
@@ -65,7 +65,8 @@ class Ending:
             kept = f"its checkpoints are on {self.kept_on}"
         if not self.reason:
             return f"run {self.run} is {self.outcome}; {kept}"
-        ended = counted(self.ended, "process", "processes")
+        pods, processes = ("pod", "pods"), ("process", "processes")
+        ended = counted(self.ended, *(pods if self.kept_on else processes))
         line = f"run {self.run}: {self.reason}; ended {ended} by force; {kept}"
         return f"{line}; could not end {', '.join(self.left)}" if self.left else line
 
@@ -124,8 +125,7 @@ def _end_pods(
     limit_s = run.config.recovery.stop_timeout_s if limit_s is None else limit_s
     done = end_pods(run, limit_s=limit_s, now=now, report=report)
     kept_on = f"the claim {run.pods.claim}"
-    outcome = "interrupted" if done.reason else run.outcome
-    return Ending(run.name, outcome, None, done.reason, done.ended, kept_on=kept_on)
+    return Ending(run.name, run.outcome, None, done.reason, done.ended, kept_on=kept_on)
 
 
 # ---- the clean stop -----------------------------------------------------------------------------

@@ -77,6 +77,13 @@ def pods_of(path: Path, folder: Path | None, engine: str) -> KubernetesConfig | 
     return PodsRun(path).pods if (path / PODS).exists() else None
 
 
+def provided(config: MachinesConfig) -> str:
+    """Who gives each run its machines, in words, where a cluster has none of its own."""
+    if isinstance(config, KubernetesConfig):
+        return "Kubernetes provides the pods of each run"
+    return "Slurm provides the machines of each run"
+
+
 def slurm_defaults(runs_dir: Path) -> SlurmConfig:
     """Slurm without a file: machines that see the folder of runs, and this Python."""
     return SlurmConfig(shared=str(runs_dir.resolve() / ".shared"), python=sys.executable)

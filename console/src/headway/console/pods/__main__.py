@@ -18,6 +18,7 @@ app = group("Prepare a namespace of Kubernetes for runs.", name="pods")
 
 File = Annotated[Path, typer.Argument(metavar="FILE", help="kubernetes.toml")]
 Cluster = Annotated[str, typer.Option(metavar="ID", help="Id of the cluster.")]
+Runs = Annotated[list[str] | None, typer.Option(metavar="ID", help="Id of a run of the cluster.")]
 MayDelete = Annotated[
     bool, typer.Option(envvar="DELETE_CLAIM", help="The data of claims may be deleted.")
 ]
@@ -92,21 +93,24 @@ def delete(
 
 
 @app.command()
-def removable(file: File, cluster: Cluster, delete_claim: MayDelete = False) -> None:
-    """Check that no data would be deleted with what the cluster has made, or that it may be."""
-    _ground(file, cluster).check_data(may_delete=delete_claim)
+def removable(
+    file: File, cluster: Cluster, run: Runs = None, delete_claim: MayDelete = False
+) -> None:
+    """Check that what the cluster has made can be deleted without harm."""
+    _ground(file, cluster).check_removable(may_delete=delete_claim, run_ids=run or [])
 
 
 @app.command()
-def left(
-    file: File,
-    cluster: Cluster,
-    run: Annotated[list[str] | None, typer.Option(metavar="ID")] = None,
-    only_runs: Annotated[bool, typer.Option("--only-runs")] = False,
-) -> None:
+def clear(file: File, cluster: Cluster, run: Runs = None) -> None:
+    """Delete what these runs have left, all of which are over."""
+    _ground(file, cluster).remove_runs(run or [], lambda line: typer.echo(line, err=True))
+
+
+@app.command()
+def left(file: File, cluster: Cluster, run: Runs = None) -> None:
     """List what is left of the cluster and of these runs; exit 1 if anything is."""
     ground = _ground(file, cluster)
-    found = [*([] if only_runs else ground.left()), *ground.left_of_runs(run or [])]
+    found = [*ground.left(), *ground.left_of_runs(run or [])]
     for line in found:
         typer.echo(line)
     raise typer.Exit(1 if found else 0)

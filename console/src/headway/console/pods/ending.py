@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from headway.common.errors import HeadwayError, InputError
+from headway.common.errors import InputError
 from headway.console.pods.kinds import of_run
 from headway.console.pods.run import PodsRun
 
@@ -31,7 +30,7 @@ def end_pods(
 
     Args:
         run: the run.
-        limit_s: longest time without a change of its pods.
+        limit_s: longest time for its stop.
         now: delete everything at once. The pods make a checkpoint if they can, within the 30 s that
             Kubernetes leaves them.
         report: called with one line per stage.
@@ -47,36 +46,54 @@ def end_pods(
         )
     reason = "its objects are deleted immediately (--now)" if now else ""
     if not now and run.live:
-        run.command("stop")
-        report(f"stopping run {run.name} with a checkpoint")
-        reason = _wait(run, limit_s)
+        reason = ask_to_stop(run)
+        report(f"stopping run {run.name} {'' if reason else 'with a checkpoint'}".rstrip())
+        reason = reason or _wait(run, limit_s)
     ended = run.look().num_up if reason else 0
-    conclude(run, report)
+    conclude(run, report, "interrupted" if reason else "stopped")
     return PodsEnding(reason, ended)
+
+
+def ask_to_stop(run: PodsRun) -> str:
+    """Ask a live run for a stop; returns why it cannot carry it out, "" if it can.
+
+    Raises:
+        HeadwayError: the API server refuses, or does not answer.
+    """
+    if not run.look().num_up:
+        return "it cannot make a checkpoint: none of its pods runs"
+    run.command("stop")
+    return ""
 
 
 def _wait(run: PodsRun, limit_s: float) -> str:
     """Wait for the end of the Job; returns why that did not come, "" if it did."""
-    seen: object = None
-    moved_at = time.monotonic()
+    until = time.monotonic() + limit_s
     while run.live:
-        with contextlib.suppress(HeadwayError):
-            if (found := run.look()) != seen:
-                seen, moved_at = found, time.monotonic()
-        if time.monotonic() - moved_at > limit_s:
-            return f"it did not stop: no change of its pods for {limit_s:g} s"
+        if time.monotonic() > until:
+            return late(limit_s)
         time.sleep(min(LOOK_S, limit_s))
     return ""
 
 
-def conclude(run: PodsRun, report: Callable[[str], None]) -> None:
+def late(limit_s: float) -> str:
+    """Why a run is ended by force that has been asked to stop; its pods do not show progress."""
+    return f"it did not stop within {limit_s:g} s"
+
+
+def conclude(run: PodsRun, report: Callable[[str], None], otherwise: str) -> None:
     """Keep the run's outcome and the logs of its pods, and delete its objects.
+
+    Args:
+        run: the run.
+        report: called with one line per stage.
+        otherwise: the outcome if neither its lease nor its Job shows one.
 
     Raises:
         ApiError: the API server does not answer. HeadwayError: an object cannot be deleted.
     """
     for trouble in run.fetch_records():
         report(trouble)
-    run.note(outcome=run.outcome or "stopped")
+    run.note(outcome=run.outcome or otherwise)
     report(f"deleting the objects of run {run.name}")
     run.objects.delete(run.folder.run_id, report)

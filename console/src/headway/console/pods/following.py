@@ -11,7 +11,7 @@ from headway.common.errors import HeadwayError
 from headway.common.output import to_json
 from headway.common.printable import printable
 from headway.console.live.interrupts import Interrupts
-from headway.console.pods.ending import LOOK_S
+from headway.console.pods.ending import LOOK_S, ask_to_stop, late
 from headway.console.pods.run import PodsRun, PodsStatus
 
 CALM_LOOK_S = 10.0
@@ -22,7 +22,9 @@ TICK_S = 0.2
 
 
 class PodsFollower:
-    """``follow`` returns the state of the Job, or ``detached``.
+    """``follow`` returns the state of the Job, or ``detached`` or ``stuck``.
+
+    ``stuck``: it was asked to stop, and does not.
 
     Args:
         run: the run.
@@ -37,6 +39,7 @@ class PodsFollower:
         self._shown: list[str] = []
         self._trouble = ""
         self._has_asked, self._asks_at = False, 0.0
+        self._stuck, self._stops_by = "", float("inf")
 
     def follow(self, *, stop_on_interrupt: bool = False) -> str:
         """Block until the Job has ended, or is gone.
@@ -45,12 +48,16 @@ class PodsFollower:
             KeyboardInterrupt: Ctrl-C without ``stop_on_interrupt``.
         """
         with self._interrupts.counting() if stop_on_interrupt else contextlib.nullcontext():
-            num_calm = 0
+            num_calm = num_absent = 0
             while True:
                 status = self._look()
-                if status is not None and status.state != "running":
-                    return status.state
+                num_absent = num_absent + 1 if status is not None and status.is_absent else 0
                 num_calm = num_calm + 1 if not self._show(status) else 0
+                if status is not None and status.state != "running" and num_absent != 1:
+                    return status.state  # one that is absent was looked for twice
+                if self._stuck:
+                    self.report(f"run {self._run.name}: {self._stuck}; ending it by force")
+                    return "stuck"
                 if self._pause(CALM_LOOK_S if num_calm > CALM_AFTER else LOOK_S):
                     return "detached"
 
@@ -90,6 +97,10 @@ class PodsFollower:
     def _print(self, line: str) -> None:
         print(line, file=self._out, flush=True)
 
+    @property
+    def _limit_s(self) -> float:
+        return self._run.config.recovery.stop_timeout_s
+
     # ---- Ctrl-C and SIGTERM ---------------------------------------------------------------------
     def _pause(self, pause_s: float) -> bool:
         """Wait, and act on Ctrl-C or SIGTERM; True to leave."""
@@ -101,6 +112,9 @@ class PodsFollower:
             if self._interrupts.count and not self._has_asked:
                 self._ask()
                 until = min(until, time.monotonic() + LOOK_S)
+            elif self._has_asked and time.monotonic() > self._stops_by:
+                self._stuck = late(self._limit_s)
+                return False
             time.sleep(TICK_S)
         return False
 
@@ -112,8 +126,8 @@ class PodsFollower:
             self.report("stopping with a checkpoint; press Ctrl-C again to return at once")
         self._asks_at = time.monotonic() + LOOK_S
         try:
-            self._run.command("stop")
-            self._has_asked = True
+            self._stuck = ask_to_stop(self._run)
+            self._has_asked, self._stops_by = True, time.monotonic() + self._limit_s
         except HeadwayError as error:
             if self._run.live:
                 self.report(f"not stopped yet: {error}")

@@ -7,14 +7,14 @@ of that name keeps its own.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
 from typing import Any
 
 from headway.common.errors import HeadwayError, InputError
 from headway.common.output import counted
 from headway.common.polling import wait_until
-from headway.console.pods.kinds import CLAIM, RUN_ID, of_run
+from headway.console.pods.kinds import CLAIM, JOB, OURS, RUN_ID, of_run
 from headway.console.pods.kubeconfig import Target
 from headway.console.pods.objects import FORBIDDEN, NOT_FOUND, RunObjects
 from headway.launch.lease.kubernetes_api import CONFLICT, ApiError
@@ -84,7 +84,7 @@ class Ground:
         except ApiError as error:
             if error.status != CONFLICT:
                 raise
-            if not self._is_mine(self._get(mine)):
+            if not self._is_mine(mine):
                 name = body["metadata"]["name"]
                 raise InputError(
                     f"{body['kind']} {name} exists, and this cluster has not made it",
@@ -109,28 +109,11 @@ class Ground:
         notes = (one.get("metadata") or {}).get("annotations") or {}
         return found | {"claim_size": notes.get(SIZE, "")}
 
-    def claims(self) -> list[str]:
-        """The claims whose data goes if what this cluster has made is deleted."""
-        if self._is_mine(self._get(self._namespace_path())):
-            items = self.target.api.json("GET", CLAIM.path(self.target.namespace)).get("items")
-            return [one["metadata"]["name"] for one in items or ()]
-        return [self.claim] if self._is_mine(self._get(self._claim_path())) else []
-
-    def check_data(self, *, may_delete: bool) -> None:
-        """Raises InputError if data would be deleted and may not."""
-        if not may_delete and (claims := self.claims()):
-            raise InputError(
-                f"this deletes the data of {counted(len(claims), 'claim')}: {', '.join(claims)}",
-                remedy="DELETE_CLAIM=1 confirms it",
-            )
-
     def left(self) -> list[str]:
         """What the cluster has made and is still there, as ``Kind name``."""
-        found = []
-        for kind, path in (("Namespace", self._namespace_path()), (CLAIM.name, self._claim_path())):
-            if self._is_mine(one := self._get(path)):
-                found.append(f"{kind} {one['metadata']['name']}")
-        return found
+        paths = {"Namespace": self._namespace_path(), CLAIM.name: self._claim_path()}
+        mine = {kind: path for kind, path in paths.items() if self._is_mine(path)}
+        return [f"{kind} {path.rpartition('/')[2]}" for kind, path in mine.items()]
 
     def left_of_runs(self, run_ids: Iterable[str]) -> list[str]:
         """The objects of these runs that are still there."""
@@ -138,6 +121,33 @@ class Ground:
         return [
             f"{one} of run {run_id}" for run_id in run_ids for one in objects.find(of_run(run_id))
         ]
+
+    def check_removable(self, *, may_delete: bool, run_ids: Collection[str] = ()) -> None:
+        """Check that what this cluster has made can go without harm.
+
+        Args:
+            may_delete: the data of claims may be deleted.
+            run_ids: the cluster's own runs.
+
+        Raises:
+            InputError: data would be deleted and may not, or a run of somebody else.
+        """
+        claims = [self.claim] if self._is_mine(self._claim_path()) else []
+        if self._is_mine(self._namespace_path()):
+            items = self.target.api.json("GET", CLAIM.path(self.target.namespace)).get("items")
+            claims = [one["metadata"]["name"] for one in items or ()]
+            jobs = RunObjects(self.target).find(OURS, [JOB])
+            if others := [one.name for one in jobs if one.run_id not in run_ids]:
+                raise InputError(
+                    f"this deletes namespace {self.target.namespace} with {', '.join(others)}, "
+                    "which this cluster has not started",
+                    remedy="end these runs first: `headway stop` where they were started",
+                )
+        if claims and not may_delete:
+            raise InputError(
+                f"this deletes the data of {counted(len(claims), 'claim')}: {', '.join(claims)}",
+                remedy="DELETE_CLAIM=1 confirms it",
+            )
 
     def _get(self, path: str) -> dict[str, Any]:
         """One object; empty if there is none."""
@@ -148,18 +158,33 @@ class Ground:
                 return {}
             raise
 
-    def _is_mine(self, one: dict[str, Any]) -> bool:
+    def _is_mine(self, path: str) -> bool:
+        """Whether this cluster has made it: then its user may also see it."""
+        try:
+            one = self._get(path)
+        except ApiError as error:
+            if error.status != FORBIDDEN:
+                raise
+            return False
         labels = (one.get("metadata") or {}).get("labels") or {}
         return bool(self._labels.items() <= labels.items())
 
     # ---- deleting -----------------------------------------------------------------------------
+    def remove_runs(self, run_ids: Iterable[str], report: Callable[[str], None]) -> None:
+        """Delete what is left of runs. Raises HeadwayError if that is not possible."""
+        objects = RunObjects(self.target)
+        for run_id in run_ids:
+            if objects.find(of_run(run_id)):
+                report(f"deleting the objects of run {run_id}")
+                objects.delete(run_id, report)
+
     def remove_namespace(self, *, may_delete: bool) -> None:
         """Delete the namespace with everything in it, if this cluster has made it.
 
         Raises:
-            InputError: it has claims, and these may not be deleted.
+            InputError: it has claims, and these may not be deleted, or a run.
         """
-        self.check_data(may_delete=may_delete)
+        self.check_removable(may_delete=may_delete)
         self._remove(self._namespace_path())
 
     def remove_claim(self, *, may_delete: bool) -> None:
@@ -168,19 +193,19 @@ class Ground:
         Raises:
             InputError: it may not be deleted.
         """
-        if self._is_mine(self._get(self._claim_path())):
-            self.check_data(may_delete=may_delete)
+        if self._is_mine(self._claim_path()):
+            self.check_removable(may_delete=may_delete)
             self._remove(self._claim_path())
 
     def _remove(self, path: str) -> None:
-        if not self._is_mine(self._get(path)):
+        if not self._is_mine(path):
             return
         try:
             self.target.api.json("DELETE", path)
         except ApiError as error:
             if error.status not in (NOT_FOUND, CONFLICT):
                 raise
-        if not wait_until(lambda: not self._is_mine(self._get(path)), GONE_LIMIT_S, every_s=0.5):
+        if not wait_until(lambda: not self._is_mine(path), GONE_LIMIT_S, every_s=0.5):
             raise HeadwayError(
                 f"{path} is not gone within {GONE_LIMIT_S:.0f} s",
                 remedy="see what its finalizers wait for, then repeat the command",

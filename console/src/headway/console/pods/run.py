@@ -20,9 +20,10 @@ from headway.console.pods.objects import RunObjects
 from headway.console.run import Run
 from headway.launch.engines.choose import config_of, facts_of
 from headway.launch.engines.kubernetes.config import KubernetesConfig
+from headway.launch.lease.kubernetes import holder_of
 
 FRESH_S = 0.5
-"""The Job is asked for again after this long."""
+"""The Job is asked for again after this long, also where the API server has not answered."""
 LOG_LINES = 2000
 
 
@@ -41,6 +42,15 @@ class PodsStatus:
     """``node-K``: where the driver is, empty without one."""
     epoch: int
     """Number of drivers that have led the run."""
+    reason: str = ""
+    """Why the Job has failed."""
+    outcome: str = ""
+    """How the run has ended, as far as that is known."""
+
+    @property
+    def is_absent(self) -> bool:
+        """Whether the run has no Job."""
+        return self.state == "absent"
 
     @property
     def num_up(self) -> int:
@@ -49,7 +59,11 @@ class PodsStatus:
 
     def lines(self) -> list[str]:
         """All of it as text."""
-        first = f"run {self.name}: its Job in namespace {self.namespace} is {self.state}; "
+        ended = f"run {self.name} is {self.outcome}" if self.outcome else f"run {self.name}"
+        if self.is_absent:
+            return [f"{ended}; it has no Job in namespace {self.namespace}"]
+        why = f" ({self.reason})" if self.reason else ""
+        first = f"{ended}: its Job in namespace {self.namespace} is {self.state}{why}; "
         led = f"its driver is on {self.driver}, epoch {self.epoch}" if self.driver else "no driver"
         return [
             f"{first}{self.num_up} of {len(self.nodes)} pods run; {led}",
@@ -74,7 +88,8 @@ class PodsRun(Run):
         assert isinstance(config, KubernetesConfig)
         self.pods = config
         self._target: Target | None = None
-        self._job: tuple[float, dict[str, Any] | None] | None = None
+        self._asked_s = float("-inf")
+        self._job: dict[str, Any] | HeadwayError | None = None
 
     @classmethod
     def keep(cls, path: Path, config: KubernetesConfig) -> None:
@@ -104,14 +119,22 @@ class PodsRun(Run):
             nodes=words.of_nodes(pods, launch.nodes + launch.spares),
             driver=str(spec.get("holderIdentity") or ""),
             epoch=int(spec.get("leaseTransitions") or 0),
+            reason=words.why_failed(job),
+            outcome=self.outcome,
         )
 
     def _newest_job(self) -> dict[str, Any] | None:
-        now = time.monotonic()
-        if self._job is None or now - self._job[0] > FRESH_S:
-            [*found] = self.objects.find(of_run(self.folder.run_id), [JOB])
-            self._job = (now, found[0].data if found else None)
-        return self._job[1]
+        """None if there is none. Raises ApiError, the same one until it is asked for again."""
+        if time.monotonic() - self._asked_s > FRESH_S:
+            try:
+                found = self.objects.find(of_run(self.folder.run_id), [JOB])
+                self._job = found[0].data if found else None
+            except HeadwayError as error:
+                self._job = error
+            self._asked_s = time.monotonic()
+        if isinstance(self._job, HeadwayError):
+            raise self._job
+        return self._job
 
     @property
     def presence(self) -> Presence:
@@ -124,7 +147,10 @@ class PodsRun(Run):
 
     @property
     def outcome(self) -> str:
-        """What was recorded at the end, else what the Job shows."""
+        """What was recorded at the end, else what the driver has left in the lease or the Job is.
+
+        A Job is complete whatever the outcome, as its pods then end on purpose.
+        """
         if known := self._record().get("outcome"):
             return str(known)
         with contextlib.suppress(HeadwayError):
@@ -132,8 +158,19 @@ class PodsRun(Run):
                 case "failed":
                     return "failed"
                 case "complete":
-                    return "stopped" if self._record().get("is_to_stop") else "finished"
+                    by_record = "stopped" if self.is_to_stop else "finished"
+                    return self._outcome_of_lease() or by_record
         return ""
+
+    def _outcome_of_lease(self) -> str:
+        lease = self.objects.get(LEASE, self.name)
+        holder = holder_of(lease) if lease is not None else None
+        return holder.outcome if holder is not None else ""
+
+    @property
+    def is_to_stop(self) -> bool:
+        """Whether this machine has asked it to stop."""
+        return bool(self._record().get("is_to_stop"))
 
     @property
     def is_elsewhere(self) -> bool:
@@ -190,10 +227,18 @@ class PodsRun(Run):
 
     def driver(self) -> NoReturn:
         """Raises InputError: only pods reach the driver."""
+        self._refuse("reach its driver")
+
+    def refuse_records(self) -> NoReturn:
+        """Raises InputError: only pods have its records."""
+        self._refuse("have its records")
+
+    def _refuse(self, what: str) -> NoReturn:
         raise InputError(
-            f"only the pods of run {self.name} reach its driver",
+            f"only the pods of run {self.name} {what}",
             remedy=f"run the command in one: `kubectl exec -n {self.pods.namespace} "
-            f"job/{self.name} -- headway ...`; see docs/howto/kubernetes.md",
+            f"job/{self.name} -- sh -c 'headway ... --runs-dir {self.pods.scratch}/*/runs'`; "
+            "see docs/howto/kubernetes.md",
         )
 
     def status(self, *_: object, **__: object) -> NoReturn:

@@ -84,8 +84,10 @@ def of_job(job: Mapping[str, Any] | None) -> JobState:
     return "running"
 
 
-def why_failed(job: Mapping[str, Any]) -> str:
-    """The reason that a failed Job gives."""
+def why_failed(job: Mapping[str, Any] | None) -> str:
+    """The reason that a failed Job gives; empty for any other."""
+    if job is None or of_job(job) != "failed":
+        return ""
     condition = _condition(_status(job), "Failed")
     return f"{condition.get('reason', 'unknown reason')}: {_line(condition, '')}".rstrip(": ")
 

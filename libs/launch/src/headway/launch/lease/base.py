@@ -50,6 +50,8 @@ class Holder:
     """It can no longer reach most nodes and lets another node lead."""
     is_over: bool = False
     """The run has ended."""
+    outcome: str = ""
+    """How, as the journal has it: ``finished``, ``stopped`` or ``failed``; empty before."""
 
     @property
     def is_here(self) -> bool:
@@ -194,6 +196,7 @@ class LeaseTerm:
     def __init__(self, lease: Lease, me: Holder) -> None:
         self._lease, self.me = lease, me
         self._is_over = self._has_resigned = False
+        self._outcome = ""
         self._writing = threading.Lock()
         """An older record must not overwrite a newer one: threads renew and resign at once."""
 
@@ -209,13 +212,14 @@ class LeaseTerm:
                 self.me,
                 beat=self.me.beat + 1,
                 is_over=self._is_over,
+                outcome=self._outcome,
                 has_resigned=self._has_resigned,
             )
             self._lease.publish(self.me)
 
-    def finish(self) -> None:
-        """Have the next renewal say that the run is over."""
-        self._is_over = True
+    def finish(self, outcome: str) -> None:
+        """Have the next renewal say that the run is over, and how it ended."""
+        self._is_over, self._outcome = True, outcome
 
     def resign(self) -> None:
         """Let another node lead. Raises the same errors as ``renew``."""

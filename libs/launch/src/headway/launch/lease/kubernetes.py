@@ -105,7 +105,7 @@ class ApiLease(ProcessLease):
     def look(self) -> LeaseView:
         """See ``Lease``; without a holder while the annotation cannot be read."""
         found = self._object.get()
-        holder = _holder(found)
+        holder = holder_of(found)
         claimed = max(_claimed(found), holder.epoch if holder is not None else 0)
         return LeaseView(claimed, holder, STOP in _part(found["metadata"], "annotations"))
 
@@ -122,7 +122,7 @@ class ApiLease(ProcessLease):
         found, self._written = self._written, None
         for attempt in range(_PUT_TRIES):
             found = self._object.get() if found is None else found
-            newest, other = _claimed(found), _holder(found)
+            newest, other = _claimed(found), holder_of(found)
             if newest > me.epoch:
                 raise superseded(me.epoch, newest)
             is_late = other is not None and (other.epoch, other.beat) > (me.epoch, me.beat)
@@ -156,7 +156,8 @@ def _claimed(found: dict[str, Any]) -> int:
     return number
 
 
-def _holder(found: dict[str, Any]) -> Holder | None:
+def holder_of(found: dict[str, Any]) -> Holder | None:
+    """The holder that a Lease object names; None while its annotation cannot be read."""
     try:
         return from_dict(Holder, json.loads(_part(found["metadata"], "annotations")[HOLDER]))
     except (ConfigError, ValueError, TypeError, KeyError, AttributeError, RecursionError):

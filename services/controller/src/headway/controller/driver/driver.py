@@ -225,7 +225,7 @@ class Driver:
             self._keep_clock(self._clock.own(self.node, boot_id()))
         self.note("driver_started", {"epoch": self._epoch, "node": self.node})
         if self._outcome:
-            self._leadership.finish()
+            self._leadership.finish(self._outcome)
             self._service.after(LINGER_S, self._service.stop)
         log.info("driver is up", epoch=self._epoch, endpoint=self._server.endpoint)
         code = self._service.run()
@@ -329,7 +329,7 @@ class Driver:
                 return
             self.note("run_over", fields)
             self._outcome, self._detail = action.outcome, action.detail
-            self._leadership.finish()
+            self._leadership.finish(self._outcome)
             self.tick()
             self._service.after(LINGER_S, self._service.stop)
 

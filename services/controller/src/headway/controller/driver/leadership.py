@@ -137,10 +137,10 @@ class Leadership:
             self._is_late = False
             log.info("the lease is renewed again")
 
-    def finish(self) -> None:
-        """Have the lease say that the run is over."""
+    def finish(self, outcome: str) -> None:
+        """Have the lease say that the run is over, and how it ended."""
         if self._tenure is not None:
-            self._tenure.finish()
+            self._tenure.finish(outcome)
 
     def superseded(self) -> None:
         """Another driver has written the journal."""
