@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
+from headway.common.polling import wait_until
 from headway.testkit.kubernetes.fake import FakeApi
 from headway.testkit.kubernetes.played import Namespace
 from headway.testkit.kubernetes.served import ServedApi
 from headway.testkit.kubernetes.server import RealApi
+
+from tests.kubernetes.console import LIMIT_S, Console
 
 
 @pytest.fixture(scope="session")
@@ -40,3 +44,20 @@ def namespace(api: ServedApi) -> Iterator[Namespace]:
 def real_namespace(real_api: RealApi) -> Iterator[Namespace]:
     with Namespace(real_api) as made:
         yield made
+
+
+@pytest.fixture
+def console(tmp_path: Path, namespace: Namespace) -> Iterator[Console]:
+    made = Console(tmp_path, namespace)
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def until(console: Console) -> Callable[[Callable[[], object]], None]:
+    """Wait, and show what the command printed if that takes too long."""
+
+    def wait(condition: Callable[[], object]) -> None:
+        assert wait_until(lambda: bool(condition()), LIMIT_S, every_s=0.05), console.said()
+
+    return wait

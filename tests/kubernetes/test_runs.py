@@ -8,151 +8,22 @@ from __future__ import annotations
 
 import base64
 import contextlib
-import io
 import json
-import os
 import signal
-import subprocess
-import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
-from unittest.mock import patch
 
 import pytest
-from headway.console.cli import main
 from headway.console.pods import rights
 from headway.testkit.kubernetes.fake import FakeApi
 from headway.testkit.kubernetes.played import RUNNING, Kubelet, Namespace
 from headway.testkit.kubernetes.served import ADMIN, NOBODY, ServedApi
 
-ROOT = Path(__file__).resolve().parents[2]
-TINY = ROOT / "examples" / "tiny.toml"
-CPU = ("--set", "train.device=cpu", "--set", "launch.nodes=2", "--set", "launch.spares=1")
-OBJECTS = {
-    "jobs/tiny", "networkpolicies/tiny", "rolebindings/tiny", "roles/tiny",
-    "serviceaccounts/tiny", "leases/tiny", "secrets/tiny",
-}  # fmt: skip
+from tests.kubernetes.console import LIMIT_S, OBJECTS, Console
+
 CONTAINER = {
     "name": "node", "image": "headway:0.1", "imageID": "", "ready": False, "restartCount": 0,
 }  # fmt: skip
-LIMIT_S = 120.0
-KILLED = """
-import os, signal, sys
-from headway.console.cli import main
-from headway.launch.lease.kubernetes_api import ApiClient
-
-method, left, send = sys.argv[1], int(sys.argv[2]), ApiClient.json
-
-
-def counted(self, verb, path, *rest, **more):
-    global left
-    if verb == method and "selfsubject" not in path:
-        left -= 1
-        if left < 0:
-            os.kill(os.getpid(), signal.SIGKILL)
-    return send(self, verb, path, *rest, **more)
-
-
-ApiClient.json = counted
-sys.exit(main(sys.argv[3:]))
-"""
-
-
-class Console:
-    """Commands on a machine outside of the cluster, in a folder of their own."""
-
-    def __init__(self, folder: Path, namespace: Namespace) -> None:
-        self.folder, self.namespace = folder, namespace
-        self.output = folder / "output.txt"
-        self.use(token=ADMIN)
-        self._started: list[subprocess.Popen[bytes]] = []
-
-    def use(self, *, namespace: str = "", claim: str = "data", **user: str) -> None:
-        """Be this user from now on."""
-        config = self.folder / "kubeconfig"
-        self.namespace.api.kubeconfig(config, user, namespace=namespace or self.namespace.name)
-        (self.folder / "kubernetes.toml").write_text(
-            f'image = "headway:0.1"\nclaim = "{claim}"\nkubeconfig = "{config}"\n'
-        )
-
-    def run_words(self, *words: str) -> list[str]:
-        engine = ("--engine", "kubernetes", "--name", "tiny")
-        return ["run", str(TINY), *engine, *CPU, *words]
-
-    def headway(self, *words: str, code: int = 0) -> str:
-        """What a command prints, which is run in this process."""
-        out = io.StringIO()
-        env = {"KUBECONFIG": "", "HEADWAY_CACHE": str(self.folder)}
-        with (
-            contextlib.chdir(self.folder), patch.dict(os.environ, env),
-            contextlib.redirect_stdout(out), contextlib.redirect_stderr(out),
-        ):  # fmt: skip
-            found = main(list(words))
-        assert found == code, f"code {found}\n{out.getvalue()}"
-        return out.getvalue()
-
-    def refused(self, *words: str, code: int = 2) -> str:
-        """The one line with which a command fails, after its lines of progress."""
-        lines = self.headway(*words, code=code).splitlines()
-        [error] = [line for line in lines if line.startswith("error: ")]
-        return error
-
-    def start(self, *words: str, killed: tuple[str, int] | None = None) -> subprocess.Popen[bytes]:
-        """A command as a process; ``killed``: by SIGKILL before this many requests of a method."""
-        program = ["-m", "headway.console"] if killed is None else ["-c", KILLED, *map(str, killed)]
-        with self.output.open("ab") as out:
-            process = subprocess.Popen(
-                [sys.executable, *program, *words],
-                cwd=self.folder, stdin=subprocess.DEVNULL, stdout=out, stderr=out,
-            )  # fmt: skip
-        self._started.append(process)
-        return process
-
-    def close(self) -> None:
-        for process in self._started:
-            process.kill()
-            process.wait(30)
-
-    def said(self) -> str:
-        return self.output.read_text(errors="replace") if self.output.exists() else ""
-
-    def run_id(self) -> str:
-        return str(json.loads((self.folder / "runs/tiny/run.json").read_text())["run_id"])
-
-    def everything(self) -> set[str]:
-        return set(self.namespace.everything())
-
-
-@pytest.fixture
-def console(tmp_path: Path, namespace: Namespace) -> Iterator[Console]:
-    made = Console(tmp_path, namespace)
-    yield made
-    made.close()
-
-
-@pytest.fixture
-def until(wait_until: Callable[..., Any], console: Console) -> Callable[[Callable[[], Any]], None]:
-    """Wait, and show what the command printed if that takes too long."""
-
-    def wait(condition: Callable[[], Any]) -> None:
-        try:
-            wait_until(condition, "it", LIMIT_S)
-        except AssertionError:
-            raise AssertionError(console.said()) from None
-
-    return wait
-
-
-@pytest.fixture
-def wait_until() -> Callable[..., Any]:
-    from tests.conftest import wait_until
-
-    return wait_until
-
-
-def _says(console: Console, *texts: str) -> Callable[[], bool]:
-    return lambda: all(text in console.said() for text in texts)
 
 
 # ---- a whole run --------------------------------------------------------------------------------
@@ -161,7 +32,7 @@ def test_a_run_is_created_watched_in_words_and_deleted_with_nothing_left(
 ) -> None:
     process = console.start(*console.run_words())
     until(lambda: console.everything() == OBJECTS)
-    until(_says(console, "nodes 0-2: has no pod yet"))
+    until(lambda: console.says("nodes 0-2: has no pod yet"))
     no_room = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable"}
     no_room["message"] = "0/3 nodes are available: 3 Insufficient nvidia.com/gpu."
     waits = {"reason": "ImagePullBackOff", "message": "Back-off pulling image headway:0.1"}
@@ -176,17 +47,21 @@ def test_a_run_is_created_watched_in_words_and_deleted_with_nothing_left(
         ),
         namespace.start_pod("tiny", 2),
     ]  # fmt: skip
-    until(_says(console, "node 0: waits for a machine: 0/3 nodes are available: 3 Insufficient"))
-    until(_says(console, "node 1: cannot pull its image headway:0.1: Back-off", "node 2: runs"))
+    until(
+        lambda: console.says("node 0: waits for a machine: 0/3 nodes are available: 3 Insufficient")
+    )
+    until(
+        lambda: console.says("node 1: cannot pull its image headway:0.1: Back-off", "node 2: runs")
+    )
     for pod in pods[:2]:
         namespace.set_status(pod, {**RUNNING, "containerStatuses": []})
-    until(_says(console, "3 of 3 pods run; no driver", "nodes 0-2: runs"))
+    until(lambda: console.says("3 of 3 pods run; no driver", "nodes 0-2: runs"))
 
     status = json.loads(console.headway("status", "tiny", "--json"))
     assert (status["state"], status["nodes"]) == ("running", dict.fromkeys("012", "runs"))
     console.headway("evict", "tiny", "1", "--yes")
     until(lambda: pods[1] not in namespace.pods())
-    until(_says(console, "node 1: has no pod yet"))
+    until(lambda: console.says("node 1: has no pod yet"))
     assert "kubectl exec" in console.refused("pause", "tiny")
 
     namespace.set_status(namespace.start_pod("tiny", 1), {"phase": "Succeeded"})
@@ -205,7 +80,7 @@ def test_a_job_that_fails_is_a_run_that_failed(
     ended = {"exitCode": 137, "reason": "OOMKilled"}
     statuses = [{**CONTAINER, "state": {"terminated": ended}}]
     namespace.start_pod("tiny", 0, {"phase": "Failed", "containerStatuses": statuses})
-    until(_says(console, "failed with exit code 137 (OOMKilled)"))
+    until(lambda: console.says("failed with exit code 137 (OOMKilled)"))
     namespace.end_job("tiny", "Failed")
     assert process.wait(LIMIT_S) == 1, console.said()
     assert json.loads(console.said().splitlines()[-1])["outcome"] == "failed"
@@ -218,7 +93,7 @@ def test_ctrl_c_asks_the_run_to_stop_by_its_lease_and_the_pod_of_its_last_node(
     process = console.start(*console.run_words())
     until(lambda: console.everything() == OBJECTS)
     pods = [namespace.start_pod("tiny", index) for index in range(3)]
-    until(_says(console, "nodes 0-2: runs"))
+    until(lambda: console.says("nodes 0-2: runs"))
     process.send_signal(signal.SIGINT)
     until(lambda: pods[2] not in namespace.pods())
     assert set(namespace.pods()) == set(pods[:2]), "one pod passes it on to the driver"
