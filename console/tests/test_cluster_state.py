@@ -125,6 +125,12 @@ def test_what_cannot_be_checked_is_refused_in_one_line(
     assert code == 2 and expected in err and len(err.splitlines()) == 1
 
 
+def test_a_topology_that_cannot_be_used_is_found_by_check(fleet: Fleet, call: Call) -> None:
+    (fleet.folder / "topology.toml").write_text('a = ["spine"')
+    code, _, err = call("check", "--hosts", fleet.file)
+    assert code == 2 and "topology.toml" in err
+
+
 def test_without_slurm_that_is_what_is_said(
     own_roots: Path, call: Call, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -109,21 +109,15 @@ def check(
 
 def _machines(folder: Path | None, hosts: Path | None, slurm: Path | None) -> MachinesConfig:
     """What the one that is given says. Raises InputError unless exactly one is."""
+    from headway.console.lifecycle.machine_files import read_machines
     from headway.console.lifecycle.machines import machines_of
-    from headway.launch.engines.remote.config_file import read_config
-    from headway.launch.engines.slurm.config import SlurmConfig
-    from headway.launch.engines.ssh.config import HostsConfig
 
     if [folder, hosts, slurm].count(None) != 2:
         raise InputError(
             "exactly one of DIR, --hosts and --slurm is needed",
             remedy="name a cluster's folder, or the file that describes its machines",
         )
-    if hosts is not None:
-        return read_config(HostsConfig, hosts)
-    if slurm is not None:
-        return read_config(SlurmConfig, slurm)
-    config = machines_of(folder)
+    config = read_machines(hosts, slurm) if folder is None else machines_of(folder)
     if config is None:
         raise InputError(
             f"the nodes of {folder} are processes on this machine, so there are none to check",

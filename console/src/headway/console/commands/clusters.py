@@ -101,6 +101,7 @@ def create(
     An existing cluster keeps its keys and network. Nodes or machines that a live run uses are not
     given up, unless --drain stops that run first.
     """
+    from headway.console.lifecycle.machine_files import read_machines
     from headway.launch.cluster import ClusterFolder
 
     number_of_files = 3 - [hosts, slurm, kubernetes].count(None)
@@ -118,7 +119,7 @@ def create(
         )
     cluster = ClusterFolder(folder)
     if of_machines:
-        config = _machines_in(hosts, slurm, kubernetes)
+        config = read_machines(hosts, slurm, kubernetes)
         number, line = _have_machines(cluster, config, nodes or 0, drain_runs, as_json)
     else:
         number = nodes or 0  # which typer has checked
@@ -180,25 +181,6 @@ def _stop(runs: Iterable[Run], as_json: bool) -> None:
     for run in {run.path: run for run in runs}.values():
         typer.echo(f"stopping run {run.name}, which uses nodes that end", err=as_json)
         typer.echo(end(run, report=reporter(as_json)).line(), err=as_json)
-
-
-def _machines_in(hosts: Path | None, slurm: Path | None, kubernetes: Path | None) -> MachinesConfig:
-    """What the file says of the machines; one of the three is given. Raises ConfigError."""
-    from headway.console.pods.kubeconfig import with_whole_path
-    from headway.launch.engines.kubernetes.config import KubernetesConfig
-    from headway.launch.engines.remote.config_file import read_config
-    from headway.launch.engines.remote.topology_file import read_next_to
-    from headway.launch.engines.slurm.config import SlurmConfig, SlurmRun
-    from headway.launch.engines.ssh.config import HostsConfig, HostsRun
-
-    if hosts is not None:
-        listed = read_config(HostsConfig, hosts)
-        return HostsRun(**vars(listed), chains=read_next_to(hosts, listed.topology))
-    if kubernetes is not None:
-        return with_whole_path(read_config(KubernetesConfig, kubernetes))
-    assert slurm is not None
-    given = read_config(SlurmConfig, slurm)
-    return SlurmRun(**vars(given), chains=read_next_to(slurm, given.topology))
 
 
 def _have_machines(
