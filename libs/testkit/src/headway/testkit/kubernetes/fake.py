@@ -1,9 +1,9 @@
 """A small fake of the API server, for machines without the real one.
 
 It keeps objects and what the real one answered when the tests ran against it: versions, conflicts,
-label selectors, merge patches, status as a part of its own, the graceful deletion of pods, and the
-words of its errors. It validates nothing, and knows one user who may do everything and one who may
-do nothing.
+label selectors, selection by name, lists in pages, merge patches, status as a part of its own, the
+graceful deletion of pods, Roles, and the words of its errors. It validates nothing. Of its users
+one may do everything, and the other what Roles of the namespace say.
 """
 
 from __future__ import annotations
@@ -20,6 +20,8 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
+from headway.testkit.kubernetes.faults import Faults
+from headway.testkit.kubernetes.roles import is_allowed, rules_of, verb_of
 from headway.testkit.kubernetes.served import ADMIN, NOBODY, ServedApi
 
 PATH = re.compile(
@@ -28,6 +30,7 @@ PATH = re.compile(
     r"(?:/(?P<name>[^/]+))?(?:/(?P<part>status|log))?"
 )
 REASONS = {401: "Unauthorized", 403: "Forbidden", 404: "NotFound", 409: "AlreadyExists"}
+RBAC = "rbac.authorization.k8s.io"
 CHANGED = (
     "the object has been modified; please apply your changes to the latest version and try again"
 )
@@ -44,6 +47,9 @@ class FakeApi(ServedApi):
         self._version, self._lock = 1, threading.RLock()
         self.logs: dict[str, str] = {}
         """By the name of the pod."""
+        self.faults = Faults()
+        self.users = {ADMIN: "admin", NOBODY: "nobody"}
+        """By their tokens; ``admin`` may do everything."""
         handler = type("Handler", (_Handler,), {"api": self})
         self._http = ThreadingHTTPServer(("127.0.0.1", 0), handler)
         self.port = self._http.server_port
@@ -65,14 +71,20 @@ class FakeApi(ServedApi):
         """Status, and an object or a text."""
         parts = urlsplit(url)
         found = PATH.fullmatch(parts.path)
-        if token not in (ADMIN, NOBODY):
+        if (user := self.users.get(token)) is None:
             return _failed(401, "Unauthorized")
         if found is None:
             return _failed(404, "the server could not find the requested resource")
         if found["plural"] == "selfsubjectaccessreviews":
-            return 201, {**body, "status": {"allowed": token == ADMIN}}
-        if token != ADMIN:
-            return _forbidden(method, found)
+            asked = body["spec"]["resourceAttributes"]
+            what = (asked["verb"], asked["group"], asked["resource"])
+            allowed = self._may(user, asked["namespace"], *what)
+            return 201, {**body, "status": {"allowed": allowed}}
+        resource = "/".join(filter(None, (found["plural"], found["part"])))
+        verb, name = verb_of(method, found["name"] or ""), found["name"] or ""
+        where = found["namespace"] or ""
+        if not self._may(user, where, verb, found["group"] or "", resource, name):
+            return _forbidden(verb, found)
         key = (found["group"] or "", found["namespace"] or "", found["plural"], found["name"] or "")
         if found["part"] == "log":
             return 200, self.logs.get(key[3], "")
@@ -80,11 +92,23 @@ class FakeApi(ServedApi):
         with self._lock:
             return self._do(method, key, found["part"] or "", query, body)
 
+    def _may(self, user: str, namespace: str, *what: str) -> bool:
+        """Whether a Role of the namespace allows verb, group, resource and perhaps name."""
+        with self._lock:
+            kinds = ("roles", "rolebindings")
+            roles, bindings = (self._kept(RBAC, namespace, kind) for kind in kinds)
+        return user == "admin" or is_allowed(rules_of(user, roles, bindings), *what)
+
+    def _kept(self, *place: str) -> list[dict[str, Any]]:
+        """Every object of a group, namespace and kind, sorted by name."""
+        keys = sorted(key for key in self._objects if key[:3] == place)
+        return [self._objects[key] for key in keys]
+
     def _do(self, method: str, key: Key, part: str, query: dict[str, str], body: Any) -> Answer:
         if method == "POST":
             return self._create(key, body)
         if not key[3]:
-            return self._list(key, query.get("labelSelector", ""))
+            return self._list(key, query)
         if (kept := self._objects.get(key)) is None:
             return _failed(404, f'{key[2]} "{key[3]}" not found')
         if method == "GET":
@@ -112,15 +136,22 @@ class FakeApi(ServedApi):
             made["data"] = {k: base64.b64encode(v.encode()).decode() for k, v in texts.items()}
         return 201, self._keep(key, made)
 
-    def _list(self, key: Key, selector: str) -> Answer:
-        wanted = dict(one.split("=", 1) for one in selector.split(",") if one)
+    def _list(self, key: Key, query: dict[str, str]) -> Answer:
+        """What matches, a page at a time: ``continue`` names the last one of the page before."""
+        labels = dict(one.split("=", 1) for one in query.get("labelSelector", "").split(",") if one)
+        name = query.get("fieldSelector", "").removeprefix("metadata.name=")
+        after = base64.b64decode(query.get("continue", "")).decode()
         items = [
             one
-            for (*place, _), one in self._objects.items()
-            if tuple(place) == key[:3]
-            and wanted.items() <= (one["metadata"].get("labels") or {}).items()
+            for one in self._kept(*key[:3])
+            if labels.items() <= (one["metadata"].get("labels") or {}).items()
+            and name in ("", one["metadata"]["name"])
+            and one["metadata"]["name"] > after
         ]
-        return 200, {"kind": "List", "metadata": {}, "items": items}
+        page = items[: int(query.get("limit") or len(items))]
+        more = page[-1]["metadata"]["name"] if len(page) < len(items) else ""
+        metadata = {"continue": base64.b64encode(more.encode()).decode()} if more else {}
+        return 200, {"kind": "List", "metadata": metadata, "items": page}
 
     def _delete(self, key: Key, kept: dict[str, Any], options: dict[str, Any]) -> Answer:
         uid = (options.get("preconditions") or {}).get("uid")
@@ -154,9 +185,7 @@ def _merged(old: Any, patch: Any) -> Any:
     return found
 
 
-def _forbidden(method: str, asked: re.Match[str]) -> Answer:
-    verb = {"POST": "create", "PUT": "update"}.get(method, method.lower())
-    verb = "list" if method == "GET" and not asked["name"] else verb
+def _forbidden(verb: str, asked: re.Match[str]) -> Answer:
     group, plural = asked["group"] or "", asked["plural"]
     where = f'in API group "{group}" in the namespace "{asked["namespace"]}"'
     what = f"{plural}.{group}" if group else plural
@@ -171,7 +200,7 @@ def _version(one: dict[str, Any]) -> str:
 def _failed(code: int, message: str) -> Answer:
     """The Status object of an error."""
     kind = {"kind": "Status", "apiVersion": "v1", "metadata": {}, "status": "Failure"}
-    return code, {**kind, "message": message, "reason": REASONS[code], "code": code}
+    return code, {**kind, "message": message, "reason": REASONS.get(code, ""), "code": code}
 
 
 class _Handler(BaseHTTPRequestHandler):
@@ -182,11 +211,20 @@ class _Handler(BaseHTTPRequestHandler):
         body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
         token = (self.headers.get("Authorization") or "").removeprefix("Bearer ")
         sent = json.loads(body) if body else None
-        code, found = self.api.answer(self.command, self.path, sent, token)
+        fault = self.api.faults.of(self.command, self.path)
+        if fault is None or fault.is_late:
+            code, found = self.api.answer(self.command, self.path, sent, token)
+        if fault is not None:
+            code, found = _failed(fault.code, "this is a fault of a test")
+        if not code:
+            self.close_connection = True
+            return
         data = found.encode() if isinstance(found, str) else json.dumps(found).encode()
         with contextlib.suppress(OSError):
             self.send_response(code)
             self.send_header("Content-Length", str(len(data)))
+            if fault is not None and fault.retry_after:
+                self.send_header("Retry-After", fault.retry_after)
             self.end_headers()
             self.wfile.write(data)
 

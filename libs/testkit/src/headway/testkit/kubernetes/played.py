@@ -17,6 +17,7 @@ from headway.testkit.kubernetes.served import ServedApi
 INDEX = "batch.kubernetes.io/job-completion-index"
 MACHINE = "machine-0"
 READY = [{"type": "PodScheduled", "status": "True"}, {"type": "Ready", "status": "True"}]
+RBAC = "rbac.authorization.k8s.io/v1"
 RUNNING: dict[str, Any] = {"phase": "Running", "conditions": READY}
 
 
@@ -25,6 +26,14 @@ class Namespace:
 
     ``with`` it, pods that are asked to end do end, as a kubelet would have it.
     """
+
+    OURS = "labelSelector=app.kubernetes.io/name%3Dheadway"
+    KINDS: Mapping[str, str] = {
+        "jobs": "batch/v1", "pods": "", "networkpolicies": "networking.k8s.io/v1",
+        "rolebindings": RBAC, "roles": RBAC, "serviceaccounts": "",
+        "leases": "coordination.k8s.io/v1", "secrets": "",
+    }  # fmt: skip
+    """Plural of each kind, with its group and version."""
 
     def __init__(self, api: ServedApi, name: str = "") -> None:
         self.api, self.name = api, name or f"test-{secrets.token_hex(3)}"
@@ -59,21 +68,27 @@ class Namespace:
         """Create an object, as the administrator."""
         return self._admin.json("POST", path or f"/api/v1/{plural}", {"apiVersion": "v1", **body})
 
-    def names(self, plural: str, group: str = "") -> list[str]:
-        """Names of the objects of a kind, which are ours."""
-        selector = "labelSelector=app.kubernetes.io/name%3Dheadway"
-        found = self._admin.json("GET", f"{self._path(plural, group=group)}?{selector}")
-        return [one["metadata"]["name"] for one in found["items"]]
-
     def everything(self) -> list[str]:
         """Every object of ours in the namespace, as ``plural/name``."""
-        rbac = "rbac.authorization.k8s.io/v1"
-        kinds = {
-            "jobs": "batch/v1", "pods": "", "networkpolicies": "networking.k8s.io/v1",
-            "rolebindings": rbac, "roles": rbac, "serviceaccounts": "",
-            "leases": "coordination.k8s.io/v1", "secrets": "",
-        }  # fmt: skip
-        return [f"{kind}/{name}" for kind, of in kinds.items() for name in self.names(kind, of)]
+        return ["/".join(one["path"].rsplit("/", 2)[-2:]) for one in self.objects()]
+
+    def objects(self) -> list[dict[str, Any]]:
+        """Every object of ours in the namespace, with its path as ``path``."""
+        found = []
+        for kind, group in self.KINDS.items():
+            path = self._path(kind, group=group)
+            items = self._admin.json("GET", f"{path}?{self.OURS}")["items"]
+            found += [{**one, "path": f"{path}/{one['metadata']['name']}"} for one in items]
+        return found
+
+    def collect_garbage(self) -> None:
+        """What the controller of this name does: delete objects whose owners are all gone."""
+        found, options = self.objects(), {"propagationPolicy": "Background"}
+        uids = {one["metadata"]["uid"] for one in found}
+        for one in found:
+            owners = {owner["uid"] for owner in one["metadata"].get("ownerReferences", [])}
+            if owners and not owners & uids:
+                self._admin.json("DELETE", one["path"], options)
 
     # ---- rights -------------------------------------------------------------------------------
     def grant(self, user: str, rules: list[dict[str, Any]]) -> None:

@@ -118,6 +118,7 @@ class RealApi(ServedApi):
         """Have the API server accept connections and answer nothing."""
         assert self._server is not None
         self._server.send_signal(signal.SIGSTOP)
+        os.waitid(os.P_PID, self._server.pid, os.WSTOPPED | os.WNOWAIT)
 
     def thaw(self) -> None:
         """The opposite of ``freeze``."""
