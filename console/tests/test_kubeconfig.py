@@ -4,14 +4,19 @@ from __future__ import annotations
 
 import base64
 import json
+import os
+import re
+import ssl
+import stat
 import subprocess
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 from headway.common.errors import ConfigError
-from headway.console.pods.kubeconfig import connect
+from headway.console.pods.kubeconfig import connect, with_whole_path
 from headway.launch.engines.kubernetes.config import KubernetesConfig
 
 Write = Callable[..., KubernetesConfig]
@@ -144,3 +149,103 @@ def test_a_file_that_is_not_a_kubeconfig_is_one_line(write: Write, text: str) ->
     with pytest.raises(ConfigError, match="kubeconfig") as error:
         connect(config)
     assert "\n" not in str(error.value)
+
+
+# ---- what is meant here and now -----------------------------------------------------------------
+def test_what_is_kept_of_a_kubeconfig_holds_whatever_is_current_later(
+    write: Write, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = Path(write({"token": "t"}).kubeconfig)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("KUBECONFIG", file.name)
+    kept = with_whole_path(KubernetesConfig("i", "c"))
+    assert (kept.kubeconfig, kept.context) == (str(file.resolve()), "a")
+    assert (kept.namespace, kept.server) == ("train", "https://127.0.0.1:9")
+    assert with_whole_path(kept) == kept
+    found = json.loads(file.read_text())
+    found["current-context"] = "b"
+    file.write_text(json.dumps(found))
+    monkeypatch.chdir("/")
+    monkeypatch.setenv("KUBECONFIG", "/absent")
+    assert connect(kept).whence == f"context a of {file}"
+    found["clusters"][0]["cluster"]["server"] = "https://127.0.0.1:10"
+    file.write_text(json.dumps(found))
+    with pytest.raises(ConfigError, match=r"is the API server https://127\.0\.0\.1:10, not .*:9"):
+        connect(kept)
+
+
+def test_a_pod_keeps_its_account_and_is_not_taken_elsewhere_by_a_kubeconfig(
+    write: Write, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    account = tmp_path / "account"
+    account.mkdir()
+    (account / "token").write_text("t")
+    (account / "namespace").write_text("podspace\n")
+    kept = with_whole_path(KubernetesConfig("i", "c", account=str(account)))
+    assert (kept.kubeconfig, kept.context, kept.namespace) == ("", "", "podspace")
+    assert connect(kept).api.server == kept.server == kept.api
+    monkeypatch.setenv("KUBECONFIG", write({"token": "t"}).kubeconfig)
+    with pytest.raises(ConfigError, match=r"not https://kubernetes\.default\.svc"):
+        connect(kept)
+
+
+# ---- secrets ------------------------------------------------------------------------------------
+@pytest.mark.parametrize(
+    "text",
+    [
+        "users:\n- token: SECRET: x\n",
+        "users:\n- token: 'SECRET\n",
+        'users:\n- token: "SECRET\\q"\n',
+        "users:\n- token: *SECRET\n",
+        "users:\n- token: !SECRET x\n",
+        "users:\n- token: SECRET\x00\n",
+    ],
+)
+def test_a_file_that_is_not_yaml_is_refused_without_what_it_holds(write: Write, text: str) -> None:
+    config = write({"token": "t"})
+    Path(config.kubeconfig).write_text(text)
+    with pytest.raises(ConfigError, match="cannot read the kubeconfig") as error:
+        connect(config)
+    assert "SECRET" not in str(error.value) and "\n" not in str(error.value)
+    assert error.value.__suppress_context__, "what the library says is not shown"
+    assert re.search(r"line [234]: |it is not YAML", str(error.value))
+
+
+def test_a_token_that_cannot_be_sent_is_refused_without_it(write: Write, tmp_path: Path) -> None:
+    (tmp_path / "token").write_text("SECRET\nSECRET")
+    for user in ({"token": "SECRET\nSECRET"}, {"tokenFile": "token"}):
+        with pytest.raises(ConfigError, match="characters that no token has") as error:
+            connect(write(user))
+        assert "SECRET" not in str(error.value)
+
+
+@pytest.mark.skipif(not hasattr(os, "memfd_create"), reason="no files in memory on this system")
+def test_a_key_that_is_text_is_never_on_a_disk_and_of_nobody_else(
+    write: Write, pem: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    data = {name: base64.b64encode((pem / f"{name}.pem").read_bytes()) for name in ("key", "crt")}
+    user = {"client-certificate-data": data["crt"], "client-key-data": data["key"]}
+    config = write({key: value.decode() for key, value in user.items()})
+    folder = tmp_path / "tmp"
+    folder.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(folder))
+    load, seen = ssl.SSLContext.load_cert_chain, list[str]()
+
+    def watched(context: ssl.SSLContext, *paths: str) -> None:
+        for path in paths:
+            assert str(Path(path).readlink()).startswith("/memfd:") and not list(folder.iterdir())
+            assert stat.S_IMODE(Path(path).stat().st_mode) == 0o600
+        seen.extend(paths)
+        load(context, *paths)
+
+    monkeypatch.setattr(ssl.SSLContext, "load_cert_chain", watched)
+    connect(config)
+    assert len(seen) == 2 and not list(folder.iterdir())
+    assert not any("memfd:pem" in _target_of(fd) for fd in os.listdir("/proc/self/fd"))
+
+
+def _target_of(descriptor: str) -> str:
+    try:
+        return str(Path(f"/proc/self/fd/{descriptor}").readlink())
+    except OSError:  # that of the listing
+        return ""

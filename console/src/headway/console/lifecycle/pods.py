@@ -49,7 +49,7 @@ def new_bundle(config: RunConfig, pods: KubernetesConfig, name: str) -> tuple[Bu
         InputError: something depends on the machines, which are not known here.
     """
     config = for_pods(config, pods)
-    pods = dataclasses.replace(pods, kubeconfig="", context="")  # this machine's own
+    pods = dataclasses.replace(pods, kubeconfig="", context="", server="")  # this machine's own
     run_id, nodes = new_run_id(), config.launch.nodes + config.launch.spares
     key, needs = KeyPair.generate(), needs_of(config)
     bundle = Bundle(

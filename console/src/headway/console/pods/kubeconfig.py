@@ -6,23 +6,20 @@ import base64
 import binascii
 import dataclasses
 import os
-import ssl
-import tempfile
+import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import yaml
 from headway.common.errors import ConfigError
+from headway.console.pods.credentials import TO_TOKEN, Pem, UserCredentials
+from headway.console.pods.patience import PatientClient
 from headway.launch.engines.kubernetes.config import KubernetesConfig
-from headway.launch.lease.kubernetes_api import ApiClient, PodAccount, https_context
+from headway.launch.lease.kubernetes_api import PodAccount
 
-LIMIT_S = 10.0
-"""Limit of one request: people wait for it, not a run."""
-MAX_BYTES = 64 << 20
-"""Longest answer, such as a list of pods or a log."""
-_TO_TOKEN = "use a token or a client certificate, such as that of a ServiceAccount"
+_QUOTED = re.compile(r"(['\"]).{3,}\1")
 _REFUSED_USER = {
     "exec": "a plug-in would be run for each request",
     "auth-provider": "a plug-in would be run for each request",
@@ -40,36 +37,63 @@ _REFUSED_CLUSTER = {
 class Target:
     """A namespace of an API server, and who asks for it."""
 
-    api: ApiClient
+    api: PatientClient
     namespace: str
     whence: str
     """Where all this was found, for messages."""
+    context: str = ""
+    """Name of the context in the kubeconfig; empty in a pod."""
 
 
 def connect(config: KubernetesConfig) -> Target:
     """Where the run's objects are made.
 
     Raises:
-        ConfigError: there is no kubeconfig, or it cannot be used.
+        ConfigError: there is no kubeconfig, it cannot be used, or it names another server than
+            ``config``.
     """
     file = _file_of(config)
+    found = _of_account(config) if file is None else _of_file(file, config)
+    wanted = config.server.rstrip("/")
+    if wanted and found.api.server != wanted:
+        raise ConfigError(
+            f"{found.whence} is the API server {found.api.server}, not {wanted}",
+            remedy="name the kubeconfig and the context of that server",
+        )
+    return found
+
+
+def with_whole_path(config: KubernetesConfig) -> KubernetesConfig:
+    """Name the file, context, namespace and server that are meant here and now.
+
+    Later commands then ask the same server, in any folder and whatever the environment or the
+    current context is.
+
+    Raises:
+        ConfigError: as ``connect``.
+    """
+    file = _file_of(config)
+    found = connect(config)
+    return dataclasses.replace(
+        config,
+        kubeconfig=str(file.resolve()) if file is not None else "",
+        context=found.context,
+        namespace=found.namespace,
+        server=found.api.server,
+    )
+
+
+def _of_account(config: KubernetesConfig) -> Target:
+    """The server of the pod that this is. Raises ConfigError where it is none."""
     account = Path(config.account)
-    if file is None and (account / "token").exists():
-        mine = (account / "namespace").read_text().strip()
-        api = ApiClient(config.api, PodAccount(account), limit_s=LIMIT_S, max_bytes=MAX_BYTES)
-        return Target(api, config.namespace or mine, f"the account in {account}")
-    if file is None:
+    if not (account / "token").exists():
         raise ConfigError(
             "no kubeconfig was found",
             remedy="write kubeconfig = 'FILE' into kubernetes.toml, or set KUBECONFIG",
         )
-    return _target(file, config)
-
-
-def with_whole_path(config: KubernetesConfig) -> KubernetesConfig:
-    """Make the path of the kubeconfig one that holds in any working folder."""
-    named = config.kubeconfig and str(Path(config.kubeconfig).expanduser().resolve())
-    return dataclasses.replace(config, kubeconfig=named)
+    mine = (account / "namespace").read_text().strip()
+    api = PatientClient(config.api, PodAccount(account))
+    return Target(api, config.namespace or mine, f"the account in {account}")
 
 
 def _file_of(config: KubernetesConfig) -> Path | None:
@@ -86,9 +110,38 @@ def _file_of(config: KubernetesConfig) -> Path | None:
     return usual if usual.exists() else None
 
 
-def _target(file: Path, config: KubernetesConfig) -> Target:
+@dataclass(frozen=True)
+class _Entry:
+    """One context of a kubeconfig."""
+
+    name: str
+    namespace: str
+    server: str
+    who: UserCredentials
+
+
+def _of_file(file: Path, config: KubernetesConfig) -> Target:
+    entry = _entry(file, config.context)
+
+    def renewed() -> UserCredentials | None:
+        try:
+            now = _entry(file, entry.name)
+        except ConfigError:  # it is just being written: the server's answer says more
+            return None
+        return now.who if now.server == entry.server and now.who != entry.who else None
+
+    return Target(
+        api=PatientClient(entry.server, entry.who, renewed),
+        namespace=config.namespace or entry.namespace or "default",
+        whence=f"context {entry.name} of {file}",
+        context=entry.name,
+    )
+
+
+def _entry(file: Path, name: str) -> _Entry:
+    """The context of this name, or the current one. Raises ConfigError."""
     found = _read(file)
-    wanted = config.context or str(found.get("current-context") or "")
+    wanted = name or str(found.get("current-context") or "")
     context = _named(file, found, "context", wanted)
     cluster = _named(file, found, "cluster", str(context.get("cluster") or ""))
     user = _named(file, found, "user", str(context.get("user") or ""))
@@ -97,7 +150,7 @@ def _target(file: Path, config: KubernetesConfig) -> Target:
             raise ConfigError(f"{file}: {key} in the cluster cannot be used: {why}", remedy=remedy)
     for key, why in _REFUSED_USER.items():
         if user.get(key):
-            raise ConfigError(f"{file}: {key} of the user cannot be used: {why}", remedy=_TO_TOKEN)
+            raise ConfigError(f"{file}: {key} of the user cannot be used: {why}", remedy=TO_TOKEN)
     server = str(cluster.get("server") or "")
     if not server.startswith("https://"):
         raise ConfigError(
@@ -113,9 +166,7 @@ def _target(file: Path, config: KubernetesConfig) -> Target:
         remedies=_remedies(f"context {wanted} of {file}"),
     )
     who.check(file)
-    api = ApiClient(server, who, limit_s=LIMIT_S, max_bytes=MAX_BYTES)
-    namespace = config.namespace or str(context.get("namespace") or "") or "default"
-    return Target(api, namespace, f"context {wanted} of {file}")
+    return _Entry(wanted, str(context.get("namespace") or ""), server.rstrip("/"), who)
 
 
 def _remedies(whence: str) -> dict[int, str]:
@@ -125,82 +176,28 @@ def _remedies(whence: str) -> dict[int, str]:
     }
 
 
-@dataclass(frozen=True)
-class Pem:
-    """A certificate or a key: the file that holds it, or its text."""
-
-    file: Path | None = None
-    text: str = field(default="", repr=False)
-
-    def __bool__(self) -> bool:
-        return self.file is not None or bool(self.text)
-
-
-@dataclass(frozen=True)
-class UserCredentials:
-    """A user's token or client certificate. Files are read anew for each request."""
-
-    authority: Pem
-    certificate: Pem
-    key: Pem
-    token: str = field(repr=False)
-    token_file: Path | None
-    remedies: Mapping[int, str]
-
-    def check(self, file: Path) -> None:
-        """Raises ConfigError if ``file`` has no way to prove who asks, or one that is unusable."""
-        if not (self.token or self.token_file or (self.certificate and self.key)):
-            raise ConfigError(
-                f"{file}: the user has neither a token nor a client certificate with its key",
-                remedy=_TO_TOKEN,
-            )
-        try:
-            self.context()
-            self.headers()
-        except (OSError, ValueError) as error:
-            raise ConfigError(
-                f"{file}: its certificates or its token cannot be used: {error}",
-                remedy="check the files that it names, and their content",
-            ) from error
-
-    def context(self) -> ssl.SSLContext:
-        """See ``Credentials``."""
-        known = self.authority
-        context = https_context(
-            cafile=str(known.file) if known.file else None, cadata=known.text or None
-        )
-        if self.certificate and self.key:
-            with tempfile.TemporaryDirectory() as folder:  # mode 0700; ssl reads files only
-                paths = [_as_file(one, Path(folder)) for one in (self.certificate, self.key)]
-                context.load_cert_chain(*map(str, paths))
-        return context
-
-    def headers(self) -> dict[str, str]:
-        """See ``Credentials``."""
-        token = self.token_file.read_text("ascii").strip() if self.token_file else self.token
-        return {"Authorization": f"Bearer {token}"} if token else {}
-
-
-def _as_file(pem: Pem, folder: Path) -> Path:
-    if pem.file is not None:
-        return pem.file
-    descriptor, name = tempfile.mkstemp(dir=folder)
-    with os.fdopen(descriptor, "w") as file:
-        file.write(pem.text)
-    return Path(name)
-
-
 def _read(file: Path) -> dict[str, Any]:
     try:
         found = yaml.safe_load(file.read_text())
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
-        why = error.strerror if isinstance(error, OSError) else " ".join(str(error).split())[:200]
         raise ConfigError(
-            f"cannot read the kubeconfig {file}: {why}", remedy="see docs/howto/kubernetes.md"
-        ) from error
+            f"cannot read the kubeconfig {file}: {_why(error)}",
+            remedy="see docs/howto/kubernetes.md",
+        ) from None  # its words may hold a secret
     if not isinstance(found, dict):
         raise ConfigError(f"{file} is not a kubeconfig", remedy="see docs/howto/kubernetes.md")
     return found
+
+
+def _why(error: Exception) -> str:
+    """What is wrong with a file, and where, without what it holds, such as a token."""
+    if isinstance(error, OSError):
+        return str(error.strerror)
+    mark = getattr(error, "problem_mark", None)
+    if mark is None:
+        return "it is not text" if isinstance(error, UnicodeDecodeError) else "it is not YAML"
+    problem = _QUOTED.sub("...", " ".join(str(getattr(error, "problem", "")).split()))
+    return f"line {mark.line + 1}: {problem}"
 
 
 def _named(file: Path, found: Mapping[str, Any], kind: str, name: str) -> dict[str, Any]:

@@ -35,6 +35,10 @@ class ApiError(HeadwayError, OSError):
         """The HTTP status; 0 without an answer that can be read."""
         self.words = words
         """What the server says about it, on one line."""
+        self.retry_after_s = 0.0
+        """When the server wants to be asked again; 0 where it does not say."""
+        self.cause: object = None
+        """What went wrong where nothing was answered."""
 
 
 class Credentials(Protocol):
@@ -147,7 +151,9 @@ class ApiClient:
             with error:
                 words = _words(error, until)
             said = f": {words}" if words else ""
-            raise self.error(f"answers with {error.code}{said}", error.code, words) from None
+            failed = self.error(f"answers with {error.code}{said}", error.code, words)
+            failed.retry_after_s = _seconds(error.headers.get("Retry-After"))
+            raise failed from None
         except (OSError, http.client.HTTPException, ValueError) as error:
             raise self._unusable(error) from None
 
@@ -160,7 +166,9 @@ class ApiClient:
 
     def _unusable(self, error: Exception) -> ApiError:
         reason = error.reason if isinstance(error, urllib.error.URLError) else error
-        return self.error(f"cannot be used: {_one_line(reason)}")
+        failed = self.error(f"cannot be used: {_one_line(reason)}")
+        failed.cause = reason
+        return failed
 
     def error(self, what: str, status: int = 0, words: str = "") -> ApiError:
         """The error that says what the server does."""
@@ -228,6 +236,11 @@ def _words(error: urllib.error.HTTPError, until: float) -> str:
         return _one_line(found["message"])
     except (OSError, http.client.HTTPException, ValueError, TypeError, LookupError, RecursionError):
         return ""
+
+
+def _seconds(text: str | None) -> float:
+    """A Retry-After; 0 without one, or for a date, which API servers do not send."""
+    return float(text) if text and text.isascii() and text.isdecimal() else 0.0
 
 
 def _one_line(error: object) -> str:

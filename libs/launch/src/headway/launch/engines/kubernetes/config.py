@@ -44,6 +44,9 @@ class KubernetesConfig:
     environment, then ``~/.kube/config``, and in a pod its account. No pod gets it."""
     context: str = ""
     """One of the file's contexts; empty: its current one."""
+    server: str = ""
+    """The address that the context must have; empty: any. Runs and clusters keep it, so that
+    another server is never taken for theirs."""
 
     def __post_init__(self) -> None:
         if not self.image or self.image != "".join(self.image.split()):
