@@ -126,7 +126,7 @@ def test_what_has_no_secret_or_one_that_is_being_deleted_is_only_a_remnant() -> 
             _found(SECRET, "c"),
         ]
     )
-    assert found.earlier is None and found.over == ("a", "b", "c")
+    assert found.earlier is None and found.remains == ("a", "b", "c")
 
 
 @pytest.mark.parametrize("data", [{}, {"data": {}}, {"data": {"bundle.json": "%"}}])

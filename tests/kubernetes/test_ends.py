@@ -12,7 +12,7 @@ from headway.launch.lease.base import Holder
 from headway.launch.lease.kubernetes_api import MERGE_PATCH
 from headway.testkit.kubernetes.played import Namespace
 
-from tests.kubernetes.console import LIMIT_S, OBJECTS, Console
+from tests.kubernetes.outside import LIMIT_S, OBJECTS, Console
 
 Until = Callable[[Callable[[], object]], None]
 

@@ -14,7 +14,7 @@ from headway.testkit.kubernetes.played import Namespace
 from headway.testkit.kubernetes.server import RealApi
 from headway.trainer.config import RunConfig
 
-from tests.kubernetes.console import TINY
+from tests.kubernetes.outside import TINY
 
 
 def _lost(sent: Any, kept: Any, path: str = "") -> set[str]:

@@ -14,12 +14,11 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from headway.console.pods import rights
 from headway.testkit.kubernetes.fake import FakeApi
 from headway.testkit.kubernetes.played import RUNNING, Kubelet, Namespace
 from headway.testkit.kubernetes.served import ADMIN, NOBODY, ServedApi
 
-from tests.kubernetes.console import LIMIT_S, OBJECTS, Console
+from tests.kubernetes.outside import LIMIT_S, OBJECTS, Console
 
 CONTAINER = {
     "name": "node", "image": "headway:0.1", "imageID": "", "ready": False, "restartCount": 0,
@@ -47,12 +46,8 @@ def test_a_run_is_created_watched_in_words_and_deleted_with_nothing_left(
         ),
         namespace.start_pod("tiny", 2),
     ]  # fmt: skip
-    until(
-        lambda: console.says("node 0: waits for a machine: 0/3 nodes are available: 3 Insufficient")
-    )
-    until(
-        lambda: console.says("node 1: cannot pull its image headway:0.1: Back-off", "node 2: runs")
-    )
+    until(lambda: console.says("node 0: waits for a machine: 0/3 nodes are available: 3 Insufficient"))
+    until(lambda: console.says("node 1: cannot pull its image headway:0.1: Back-off", "node 2: runs"))
     for pod in pods[:2]:
         namespace.set_status(pod, {**RUNNING, "containerStatuses": []})
     until(lambda: console.says("3 of 3 pods run; no driver", "nodes 0-2: runs"))
@@ -214,7 +209,7 @@ def test_a_rejected_token_an_absent_server_and_an_unknown_namespace_are_one_line
     assert "answers with 401" in error and "was rejected: renew it" in error
     console.use(token=ADMIN, namespace="absent")
     error = console.refused(*console.run_words())
-    assert "no claim 'data' in namespace absent" in error
+    assert "claim 'data' does not exist in namespace absent" in error
     path = console.folder / "kubeconfig"
     path.write_text(path.read_text().replace(f":{namespace.api.port}", ":9"))
     error = console.refused(*console.run_words(), code=1)
@@ -236,24 +231,6 @@ def test_an_object_of_somebody_else_stays_and_the_start_leaves_nothing(
 
 
 # ---- only the real one knows --------------------------------------------------------------------
-def test_the_rights_that_are_checked_suffice_for_all_of_it(
-    real_namespace: Namespace, tmp_path: Path
-) -> None:
-    console = Console(tmp_path, real_namespace)
-    console.use(token=NOBODY)
-    rules = [
-        {"apiGroups": [group], "resources": [name], "verbs": [verb]}
-        for verb, group, name in rights.needed()
-    ]
-    real_namespace.grant("nobody", rules)
-    console.headway(*console.run_words("--detach"))
-    real_namespace.start_pod("tiny", 0)
-    assert "1 of 3 pods run" in console.headway("status", "tiny")
-    console.headway("evict", "tiny", "0", "--yes")
-    console.headway("stop", "tiny", "--now")
-    assert console.everything() == set()
-
-
 def test_a_client_certificate_proves_the_user_too(
     real_api: ServedApi, real_namespace: Namespace, tmp_path: Path
 ) -> None:

@@ -92,6 +92,7 @@ def conclude(run: PodsRun, report: Callable[[str], None], otherwise: str) -> Non
     Raises:
         ApiError: the API server does not answer. HeadwayError: an object cannot be deleted.
     """
+    run.objects.be_patient()
     for trouble in run.fetch_records():
         report(trouble)
     run.note(outcome=run.outcome or otherwise)

@@ -3,27 +3,31 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
-import shutil
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from headway.common.errors import HeadwayError, InputError
-from headway.common.node.files import replace_file
-from headway.common.node.run_dir import RunDir
 from headway.common.output import counted
 from headway.console.folder.claim import check_name, held
-from headway.console.folder.starting import STARTING
-from headway.console.hints import PODS, hint
+from headway.console.hints import hint
 from headway.console.lifecycle.pods import new_bundle, objects_of
 from headway.console.pods import rights
+from headway.console.pods.ending import conclude
 from headway.console.pods.kinds import CLAIM, of_name
 from headway.console.pods.kubeconfig import Target, connect, with_whole_path
-from headway.console.pods.leftovers import Earlier, judge
-from headway.console.pods.objects import RunObjects
+from headway.console.pods.leftovers import OVER, Earlier, judge
+from headway.console.pods.objects import FORBIDDEN, NOT_FOUND, RunObjects, StoppedError
 from headway.console.pods.run import PodsRun
+from headway.console.pods.run_folder import (
+    asked_as_before,
+    check_folder,
+    check_same_place,
+    forget,
+    keep,
+    run_in,
+)
 from headway.launch.engines.kubernetes.config import KubernetesConfig
 from headway.launch.engines.kubernetes.config import check_name as check_label
 from headway.launch.join.bundle import Bundle
@@ -55,13 +59,15 @@ def launch_on_pods(
     """
     check_name(path.name)
     check_label("run name", path.name)
+    pods = with_whole_path(asked_as_before(path, pods))
     target = connect(pods)
-    pods = dataclasses.replace(with_whole_path(pods), namespace=target.namespace)
+    target.api.be_patient()
     bundle, key = new_bundle(config, pods, path.name)
     made = objects_of(bundle, key)  # whatever can be wrong with them is found here
     try:
         with held(path):
-            _check_folder(path)
+            check_folder(path)
+            check_same_place(path, pods)
             report(f"checking the rights of {target.whence} in namespace {target.namespace}")
             rights.check(target)
             _check_claim(target, pods.claim)
@@ -84,38 +90,63 @@ class _Start:
         earlier = self._earlier()
         if earlier is not None and _is_same(earlier.bundle, bundle):
             return self._adopt(earlier)
-        if earlier is not None and earlier.has_job:
+        if earlier is not None and earlier.job == "running":
             raise InputError(
                 f"run {self.path.name} ({earlier.run_id}) is live in namespace "
                 f"{self.pods.namespace} with another configuration",
                 remedy=f"end it with {hint('stop', self.path)}, or give this one another --name",
             )
+        self._check_not_finished()
         if earlier is not None:
             self.report(f"deleting what an interrupted start of run {earlier.run_id} has left")
             self.objects.delete(earlier.run_id, self.report)
         return self._create(bundle, made)
 
     def _earlier(self) -> Earlier | None:
-        """The run of that name that is not over; the remains of others are deleted."""
+        """The run of that name that is not over; those that are over are concluded."""
         name = self.path.name
         left = judge(self.objects.find(of_name(name)))
-        for run_id in left.over:
+        for run_id in left.remains:
             self.report(f"deleting what run {name} ({run_id}), which is over, has left")
             self.objects.delete(run_id, self.report)
-        return left.earlier
+        if left.earlier is None or left.earlier.job not in OVER:
+            return left.earlier
+        run = keep(self.path, self.pods, left.earlier.bundle)
+        self.report(f"run {name} ({left.earlier.run_id}) is {run.outcome}")
+        conclude(run, self.report)
+        return None
+
+    def _check_not_finished(self) -> None:
+        """Raises InputError, as for runs on other machines, if the name's run has finished."""
+        run = run_in(self.path)
+        if run is not None and run.outcome == "finished":
+            raise InputError(
+                f"run name {self.path.name!r} is taken by a finished run",
+                remedy="choose another --name",
+            )
 
     def _adopt(self, earlier: Earlier) -> PodsRun:
-        state = "is live: following it" if earlier.has_job else "was begun: creating the rest"
+        is_live = earlier.job == "running"
+        state = "is live: following it" if is_live else "was begun: creating the rest"
         self.report(f"run {self.path.name} ({earlier.run_id}) {state}")
-        run = self._keep(earlier.bundle)
-        self.objects.create(objects_of(earlier.bundle, earlier.console_key))
+        run = keep(self.path, self.pods, earlier.bundle)
+        made = objects_of(earlier.bundle, earlier.console_key)
+        try:
+            self.objects.create(made, owner=earlier.secret_uid)
+        except StoppedError:
+            self.objects.delete(earlier.run_id, self.report)
+            raise
         return run
 
     def _create(self, bundle: Bundle, made: list[dict[str, Any]]) -> PodsRun:
-        self.report(
-            f"starting run {self.path.name} ({bundle.run_id}) on {counted(bundle.nodes, 'pod')}"
-        )
-        run = self._keep(bundle)
+        name = self.path.name
+        self.report(f"starting run {name} ({bundle.run_id}) on {counted(bundle.nodes, 'pod')}")
+        if (before := run_in(self.path)) is not None and before.outcome:
+            self.report(
+                f"it begins at step 0: run {before.folder.run_id} before it is {before.outcome}, "
+                f"and its checkpoints stay on the claim in {name}-{before.folder.run_id}"
+            )
+        run = keep(self.path, self.pods, bundle)
         try:
             self.objects.create(made)
         except BaseException:  # Ctrl-C too
@@ -130,30 +161,7 @@ class _Start:
         except HeadwayError as error:
             self.report(f"objects of run {bundle.run_id} may be left: {error.message}")
         else:
-            shutil.rmtree(self.path, ignore_errors=True)
-
-    def _keep(self, bundle: Bundle) -> PodsRun:
-        """The run's folder here: it shows the run from now on, in place of an earlier one."""
-        path = self.path
-        if (path / PODS).exists() and _run_id(path) != bundle.run_id:
-            for entry in path.iterdir():
-                if entry.is_dir():
-                    shutil.rmtree(entry)
-                elif entry.name != STARTING:
-                    entry.unlink()
-        PodsRun.keep(path, self.pods)
-        if not (path / "run.json").exists():
-            RunDir.create(path, run_id=bundle.run_id)
-        replace_file(path / "config.toml", bundle.config)
-        return PodsRun(path)
-
-
-def _check_folder(path: Path) -> None:
-    others = [entry for entry in path.iterdir() if entry.name != STARTING]
-    if others and not (path / PODS).exists():
-        raise InputError(
-            f"{path} holds something else than a run on Kubernetes", remedy="choose another --name"
-        )
+            forget(self.path)
 
 
 def _check_claim(target: Target, claim: str) -> None:
@@ -161,22 +169,15 @@ def _check_claim(target: Target, claim: str) -> None:
     try:
         target.api.json("GET", CLAIM.path(target.namespace, claim))
     except ApiError as error:
-        if error.status == 404:
+        if error.status == NOT_FOUND:
             raise InputError(
-                f"there is no claim {claim!r} in namespace {target.namespace}",
+                f"claim {claim!r} does not exist in namespace {target.namespace}",
                 remedy="create a PersistentVolumeClaim that is ReadWriteMany; see "
                 "docs/howto/kubernetes.md",
             ) from None
-        if error.status != 403:  # only pods must be able to use it
+        if error.status != FORBIDDEN:  # only pods must be able to use it
             raise
 
 
 def _is_same(one: Bundle, other: Bundle) -> bool:
     return (one.config, one.engine, one.nodes) == (other.config, other.engine, other.nodes)
-
-
-def _run_id(path: Path) -> str:
-    try:
-        return RunDir(path).run_id
-    except (HeadwayError, OSError):
-        return ""

@@ -14,15 +14,18 @@ from headway.console.pods.objects import ENDING, Found
 from headway.launch.engines.kubernetes.pod import BUNDLE, CONSOLE_KEY
 from headway.launch.join.bundle import Bundle
 
+OVER: tuple[words.JobState, ...] = ("complete", "failed")
+
 
 @dataclass(frozen=True)
 class Earlier:
-    """A run that was begun and is not over: its Secret is there, and its Job may be."""
+    """A run whose Secret is there and whose deletion was not begun."""
 
     run_id: str
     bundle: Bundle
     console_key: str = field(repr=False)
-    has_job: bool
+    secret_uid: str
+    job: words.JobState
 
 
 @dataclass(frozen=True)
@@ -30,9 +33,10 @@ class Leftovers:
     """What was found under a run's name."""
 
     earlier: Earlier | None
-    """The run that can be completed or followed; at most one, since names are unique."""
-    over: tuple[str, ...]
-    """Ids of runs of which only remains are left: they ended, or their deletion was begun."""
+    """The run that can be completed or followed, or whose Job has ended; at most one, since names
+    are unique."""
+    remains: tuple[str, ...]
+    """Ids of runs of which no more can be known: their deletion was begun."""
 
 
 def judge(found: Iterable[Found]) -> Leftovers:
@@ -44,13 +48,13 @@ def judge(found: Iterable[Found]) -> Leftovers:
     by_run: dict[str, list[Found]] = {}
     for one in found:
         by_run.setdefault(one.run_id, []).append(one)
-    earlier, over = None, []
+    earlier, remains = None, []
     for run_id, objects in by_run.items():
         if (begun := _begun(run_id, objects)) is not None:
             earlier = begun
         else:
-            over.append(run_id)
-    return Leftovers(earlier, tuple(over))
+            remains.append(run_id)
+    return Leftovers(earlier, tuple(remains))
 
 
 def _begun(run_id: str, objects: list[Found]) -> Earlier | None:
@@ -58,11 +62,15 @@ def _begun(run_id: str, objects: list[Found]) -> Earlier | None:
     jobs = [one.data for one in objects if one.kind == JOB]
     if not secrets or ENDING in (secrets[0]["metadata"].get("annotations") or {}):
         return None
-    if jobs and words.of_job(jobs[0]) != "running":
-        return None
-    files = _files(secrets[0])
+    state = words.of_job(jobs[0] if jobs else None)
+    try:
+        files = _files(secrets[0])
+    except CorruptError:
+        if state in OVER:
+            return None
+        raise
     bundle = Bundle.from_json(files[BUNDLE], source=f"the Secret of run {run_id}")
-    return Earlier(run_id, bundle, files[CONSOLE_KEY], bool(jobs))
+    return Earlier(run_id, bundle, files[CONSOLE_KEY], secrets[0]["metadata"]["uid"], state)
 
 
 def _files(secret: Mapping[str, Any]) -> dict[str, str]:

@@ -34,6 +34,7 @@ ENDING = "headway/ending"
 PODS_LIMIT_S = 90.0
 GONE_LIMIT_S = 15.0
 LOOK_S = 0.5
+CREATE_TRIES = 3
 PAGE = 100
 """Number of objects of one answer of a list."""
 
@@ -52,11 +53,19 @@ class Found:
         return f"{self.kind.name} {self.name}"
 
 
+class StoppedError(InputError):
+    """A run was ended by another command while this one created its objects."""
+
+
 class RunObjects:
     """The objects of runs in one namespace. Every method may raise ApiError."""
 
     def __init__(self, target: Target) -> None:
         self._api, self._namespace = target.api, target.namespace
+
+    def be_patient(self) -> None:
+        """Try each request for longer from now on, as starts and deletions do."""
+        self._api.be_patient()
 
     # ---- reading ------------------------------------------------------------------------------
     def find(self, selector: str, kinds: Iterable[Kind] = IN_ORDER) -> list[Found]:
@@ -89,40 +98,71 @@ class RunObjects:
         return self._api.text(f"{path}?container=node&tailLines={lines}")
 
     # ---- creating -----------------------------------------------------------------------------
-    def create(self, objects: Sequence[dict[str, Any]]) -> None:
-        """Create what is not there yet, in this order.
+    def create(self, objects: Sequence[dict[str, Any]], *, owner: str = "") -> None:
+        """Create what is not there yet, in this order: the Secret first, the Job last.
+
+        The Secret owns all others, so that Kubernetes removes what is created after its deletion.
+
+        Args:
+            objects: of one run.
+            owner: uid of the Secret, where it is there already.
 
         Raises:
+            StoppedError: the run was ended meanwhile; something may be left.
             InputError: another run, or somebody else, has an object of that name; or the namespace
                 does not exist.
         """
         for one in objects:
-            kind = BY_NAME[one["kind"]]
+            if one["kind"] != SECRET.name:
+                self._create(_owned(one, objects[0]["metadata"]["name"], owner))
+            elif not owner:
+                owner = self._create(one)
+        self._check_begun(objects[0]["metadata"], owner)
+
+    def _create(self, one: dict[str, Any]) -> str:
+        """Create an object, or find the run's own; returns its uid."""
+        kind, metadata = BY_NAME[one["kind"]], one["metadata"]
+        for _ in range(CREATE_TRIES):
             try:
-                self._api.json("POST", kind.path(self._namespace), one)
+                made = self._api.json("POST", kind.path(self._namespace), one)
+                return str(made["metadata"]["uid"])
             except ApiError as error:
-                if error.status == CONFLICT:
-                    self._check_same_run(kind, one["metadata"])
-                elif error.status == NOT_FOUND:
+                if error.status == NOT_FOUND:
                     raise InputError(
                         f"cannot create the {kind.name} in namespace {self._namespace}: "
                         f"{error.words or 'it does not exist'}",
                         remedy=f"create it: `kubectl create namespace {self._namespace}`",
                     ) from None
-                else:
+                if error.status != CONFLICT:
                     raise
+            if uid := self._uid_of_own(kind, metadata["name"], metadata["labels"][RUN_ID]):
+                return uid
+        raise _stopped(metadata)  # each time it was gone again before it was looked at
 
-    def _check_same_run(self, kind: Kind, metadata: dict[str, Any]) -> None:
-        name, mine = metadata["name"], metadata["labels"][RUN_ID]
+    def _uid_of_own(self, kind: Kind, name: str, run_id: str) -> str:
+        """The uid of a run's object; empty if there is none of that name.
+
+        Raises:
+            InputError: it belongs to another run, or to somebody else.
+        """
         path = kind.path(self._namespace, fieldSelector=f"metadata.name={name}")
-        there = self._api.json("GET", path).get("items") or [{}]
-        labels = (there[0].get("metadata") or {}).get("labels") or {}
-        if labels.get(RUN_ID) != mine:
-            owner = f"run {labels[RUN_ID]}" if RUN_ID in labels else "somebody else"
+        there = self._api.json("GET", path).get("items")
+        if not there:
+            return ""
+        found = _found(kind, there[0])
+        if found.run_id != run_id:
+            owner = f"run {found.run_id}" if found.run_id else "somebody else"
             raise InputError(
                 f"{kind.name} {name} exists in namespace {self._namespace} and belongs to {owner}",
                 remedy="give the run another --name",
             )
+        return found.uid
+
+    def _check_begun(self, metadata: dict[str, Any], uid: str) -> None:
+        """Raises StoppedError unless the Secret is there and no deletion was begun."""
+        secret = (self.get(SECRET, metadata["name"]) or {}).get("metadata") or {}
+        if secret.get("uid") != uid or ENDING in (secret.get("annotations") or {}):
+            raise _stopped(metadata)
 
     # ---- steering -----------------------------------------------------------------------------
     def annotate(self, kind: Kind, name: str, key: str) -> bool:
@@ -210,6 +250,19 @@ class RunObjects:
                 remedy="where a machine is certainly off, `kubectl delete pod --force` removes "
                 "its pod; then repeat the command",
             )
+
+
+def _owned(one: dict[str, Any], secret: str, uid: str) -> dict[str, Any]:
+    owner = {"apiVersion": "v1", "kind": SECRET.name, "name": secret, "uid": uid}
+    return {**one, "metadata": {**one["metadata"], "ownerReferences": [owner]}}
+
+
+def _stopped(metadata: dict[str, Any]) -> StoppedError:
+    return StoppedError(
+        f"run {metadata['name']} ({metadata['labels'][RUN_ID]}) was stopped while it was being "
+        "started",
+        remedy="start it again if it is to run",
+    )
 
 
 def _found(kind: Kind, data: dict[str, Any]) -> Found:

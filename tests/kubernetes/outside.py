@@ -1,4 +1,4 @@
-"""A console outside of the cluster: its commands, killed where a test says so."""
+"""A machine outside of the cluster, on which a test runs commands."""
 
 from __future__ import annotations
 
@@ -43,6 +43,27 @@ def counted(self, verb, path, *rest, **more):
 ApiClient.json = counted
 sys.exit(main(sys.argv[3:]))
 """
+HELD = """
+import sys, time
+from pathlib import Path
+from headway.console.cli import main
+from headway.launch.lease.kubernetes_api import ApiClient
+
+method, part, send = sys.argv[1], sys.argv[2], ApiClient.json
+
+
+def held(self, verb, path, *rest, **more):
+    if verb == method and part in path:
+        Path("waits").touch()
+        while not Path("go_on").exists():
+            time.sleep(0.02)
+    return send(self, verb, path, *rest, **more)
+
+
+ApiClient.json = held
+sys.exit(main(sys.argv[3:]))
+"""
+PLAIN = "import sys; from headway.console.cli import main; sys.exit(main(sys.argv[1:]))"
 
 
 class Console:
@@ -86,14 +107,28 @@ class Console:
 
     def start(self, *words: str, killed: tuple[str, int] | None = None) -> subprocess.Popen[bytes]:
         """A command as a process; ``killed``: by SIGKILL before this many requests of a method."""
-        program = ["-m", "headway.console"] if killed is None else ["-c", KILLED, *map(str, killed)]
+        program = (KILLED, *map(str, killed)) if killed is not None else (PLAIN,)
+        self._started.append(process := self._program(*program, *words))
+        return process
+
+    def _program(self, *words: str) -> subprocess.Popen[bytes]:
         with self.output.open("ab") as out:
-            process = subprocess.Popen(
-                [sys.executable, *program, *words],
+            return subprocess.Popen(
+                [sys.executable, "-c", *words],
                 cwd=self.folder, stdin=subprocess.DEVNULL, stdout=out, stderr=out,
             )  # fmt: skip
-        self._started.append(process)
+
+    def start_held(self, method: str, part: str, *words: str) -> subprocess.Popen[bytes]:
+        """A command that waits before its first such request, for ``go_on``, once it ``waits``."""
+        self._started.append(process := self._program(HELD, method, part, *words))
         return process
+
+    @property
+    def waits(self) -> bool:
+        return (self.folder / "waits").exists()
+
+    def go_on(self) -> None:
+        (self.folder / "go_on").touch()
 
     def close(self) -> None:
         for process in self._started:
@@ -103,11 +138,11 @@ class Console:
     def said(self) -> str:
         return self.output.read_text(errors="replace") if self.output.exists() else ""
 
+    def says(self, *texts: str) -> bool:
+        return all(text in self.said() for text in texts)
+
     def run_id(self) -> str:
         return str(json.loads((self.folder / "runs/tiny/run.json").read_text())["run_id"])
 
     def everything(self) -> set[str]:
         return set(self.namespace.everything())
-
-    def says(self, *texts: str) -> bool:
-        return all(text in self.said() for text in texts)
