@@ -13,8 +13,8 @@ import yaml
 from headway.common.config import load
 from headway.common.wire.keys import KeyPair
 from headway.console.cli import main
-from headway.console.lifecycle.pods import NODE_BYTES, needs_of, to_yaml
 from headway.console.machine.preflight import SHM_BESIDES_BYTES, shared_bytes
+from headway.console.pods.manifests import NODE_BYTES, needs_of, to_yaml
 from headway.launch.engines.choose import config_of
 from headway.launch.engines.kubernetes.config import KubernetesConfig
 from headway.launch.join.bundle import Bundle

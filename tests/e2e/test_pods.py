@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 from headway.common.config import load
-from headway.console.lifecycle.pods import manifests
+from headway.console.pods.manifests import manifests
 from headway.launch.engines.kubernetes.config import KubernetesConfig
 from headway.launch.engines.kubernetes.pod import AGAIN
 from headway.testkit.bed import Bed, Process

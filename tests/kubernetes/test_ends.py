@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import json
 import signal
+import subprocess
+import sys
 from collections.abc import Callable
 from dataclasses import asdict
 
 import pytest
+from headway.launch.cluster import ClusterFolder
 from headway.launch.lease.base import Holder
 from headway.launch.lease.kubernetes_api import MERGE_PATCH
 from headway.testkit.kubernetes.played import Namespace
 
-from tests.kubernetes.outside import LIMIT_S, OBJECTS, Console
+from tests.kubernetes.outside import CPU, LIMIT_S, OBJECTS, TINY, Console
 
 Until = Callable[[Callable[[], object]], None]
 
@@ -110,3 +113,15 @@ def test_watch_shows_the_last_state_of_a_run_that_is_over(
     said = console.headway("watch", "tiny", code=1)
     assert "run tiny is failed: its Job" in said and "node 0: has ended" in said
     console.headway("stop", "tiny")
+
+
+def test_a_killed_start_on_a_cluster_is_known_to_it_and_cleared_by_down(console: Console) -> None:
+    console.headway("cluster", "create", "c", "--kubernetes", "kubernetes.toml")
+    words = ["run", str(TINY), "--cluster", "c", "--name", "tiny", *CPU, "--detach"]
+    assert console.start(*words, killed=("POST", 2)).wait(LIMIT_S) == -signal.SIGKILL
+    assert ClusterFolder(console.folder / "c").run_ids() == [console.run_id()]
+    clear = ["clear", "kubernetes.toml", "--cluster", "c", "--run", console.run_id()]
+    done = subprocess.run(
+        [sys.executable, "-m", "headway.console.pods", *clear], cwd=console.folder, check=False
+    )
+    assert done.returncode == 0 and not console.everything()

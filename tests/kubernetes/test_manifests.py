@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 from headway.common.config import load
-from headway.console.lifecycle.pods import manifests
 from headway.console.pods.kinds import BY_NAME
+from headway.console.pods.manifests import manifests
 from headway.launch.engines.kubernetes.config import KubernetesConfig
 from headway.launch.lease.kubernetes_api import ApiError
 from headway.testkit.kubernetes.played import Namespace

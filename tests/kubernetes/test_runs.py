@@ -46,8 +46,12 @@ def test_a_run_is_created_watched_in_words_and_deleted_with_nothing_left(
         ),
         namespace.start_pod("tiny", 2),
     ]  # fmt: skip
-    until(lambda: console.says("node 0: waits for a machine: 0/3 nodes are available: 3 Insufficient"))
-    until(lambda: console.says("node 1: cannot pull its image headway:0.1: Back-off", "node 2: runs"))
+    until(
+        lambda: console.says("node 0: waits for a machine: 0/3 nodes are available: 3 Insufficient")
+    )
+    until(
+        lambda: console.says("node 1: cannot pull its image headway:0.1: Back-off", "node 2: runs")
+    )
     for pod in pods[:2]:
         namespace.set_status(pod, {**RUNNING, "containerStatuses": []})
     until(lambda: console.says("3 of 3 pods run; no driver", "nodes 0-2: runs"))

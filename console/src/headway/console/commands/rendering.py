@@ -65,7 +65,7 @@ def kubernetes(
     """
     from headway.common.config import load
     from headway.console.lifecycle.launch import run_name
-    from headway.console.lifecycle.pods import manifests, to_yaml
+    from headway.console.pods.manifests import manifests, to_yaml
     from headway.launch.engines.kubernetes.config import KubernetesConfig
     from headway.trainer.config import RunConfig
 

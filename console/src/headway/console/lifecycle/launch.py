@@ -11,6 +11,7 @@ import contextlib
 import re
 import shutil
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 
 from headway.common.errors import DeadlineError, HeadwayError, InputError
@@ -76,10 +77,9 @@ def launch(
     """
     path = _choose(runs_dir, base, name)
     if (pods := pods_of(path, folder, engine)) is not None:
-        on_pods = launch_on_pods(path, config, pods, report=report)
+        begun = partial(_note, folder)
+        on_pods = launch_on_pods(path, config, pods, begun=begun, report=report)
         config_origins.keep(on_pods, origins, config, on_pods.config)
-        if folder is not None:
-            ClusterFolder(folder).note(on_pods.folder.run_id, on_pods.path)
         return on_pods
     if name is not None:  # before anything is prepared for it
         refuse_elsewhere(path)
@@ -149,6 +149,12 @@ def _resolved(config: RunConfig, machines: MachinesConfig | None) -> tuple[RunCo
 
 
 # ---- 1. the folder ------------------------------------------------------------------------
+def _note(folder: Path | None, run: Run) -> None:
+    """Have the cluster know the run, if it is one's."""
+    if folder is not None:
+        ClusterFolder(folder).note(run.folder.run_id, run.path)
+
+
 def _choose(runs_dir: Path, base: str, name: str | None) -> Path:
     """The run's folder: a free one, or that of an unfinished run, which may be live."""
     if name is not None:

@@ -14,8 +14,8 @@ from headway.common.errors import HeadwayError, InputError
 from headway.common.node.run_dir import RunDir
 from headway.console.folder.claim import StillRunningError, has_led
 from headway.console.hints import PODS
-from headway.console.lifecycle.pods import needs_of
 from headway.console.lifecycle.shared_folder import check_possible, make_shared, shared_folder
+from headway.console.pods.manifests import needs_of
 from headway.console.pods.run import PodsRun
 from headway.console.run import Run
 from headway.dataloader import Dataset

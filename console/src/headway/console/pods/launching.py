@@ -12,12 +12,12 @@ from headway.common.errors import HeadwayError, InputError
 from headway.common.output import counted
 from headway.console.folder.claim import check_name, held
 from headway.console.hints import hint
-from headway.console.lifecycle.pods import new_bundle, objects_of
 from headway.console.pods import rights
 from headway.console.pods.ending import conclude
 from headway.console.pods.kinds import CLAIM, of_name
 from headway.console.pods.kubeconfig import Target, connect, with_whole_path
 from headway.console.pods.leftovers import OVER, Earlier, judge
+from headway.console.pods.manifests import new_bundle, objects_of
 from headway.console.pods.objects import FORBIDDEN, NOT_FOUND, RunObjects, StoppedError
 from headway.console.pods.run import PodsRun
 from headway.console.pods.run_folder import (
@@ -40,6 +40,7 @@ def launch_on_pods(
     config: RunConfig,
     pods: KubernetesConfig,
     *,
+    begun: Callable[[PodsRun], None],
     report: Callable[[str], None],
 ) -> PodsRun:
     """Start a run, or continue with the one of that name that is begun and not over.
@@ -51,6 +52,7 @@ def launch_on_pods(
         path: folder of the run on this machine.
         config: of the run.
         pods: what the pods are made of, and how the API server is reached.
+        begun: called with the run before it has an object.
         report: called with one line per stage.
 
     Raises:
@@ -71,7 +73,7 @@ def launch_on_pods(
             report(f"checking the rights of {target.whence} in namespace {target.namespace}")
             rights.check(target)
             _check_claim(target, pods.claim)
-            start = _Start(path, RunObjects(target), pods, report)
+            start = _Start(path, RunObjects(target), pods, begun, report)
             return start.run(bundle, made)
     finally:
         with contextlib.suppress(OSError):  # it is empty where nothing was begun
@@ -83,6 +85,7 @@ class _Start:
     path: Path
     objects: RunObjects
     pods: KubernetesConfig
+    begun: Callable[[PodsRun], None]
     report: Callable[[str], None]
 
     def run(self, bundle: Bundle, made: list[dict[str, Any]]) -> PodsRun:
@@ -113,7 +116,7 @@ class _Start:
             return left.earlier
         run = keep(self.path, self.pods, left.earlier.bundle)
         self.report(f"run {name} ({left.earlier.run_id}) is {run.outcome}")
-        conclude(run, self.report)
+        conclude(run, self.report, "stopped")
         return None
 
     def _check_not_finished(self) -> None:
@@ -130,6 +133,7 @@ class _Start:
         state = "is live: following it" if is_live else "was begun: creating the rest"
         self.report(f"run {self.path.name} ({earlier.run_id}) {state}")
         run = keep(self.path, self.pods, earlier.bundle)
+        self.begun(run)
         made = objects_of(earlier.bundle, earlier.console_key)
         try:
             self.objects.create(made, owner=earlier.secret_uid)
@@ -147,6 +151,7 @@ class _Start:
                 f"and its checkpoints stay on the claim in {name}-{before.folder.run_id}"
             )
         run = keep(self.path, self.pods, bundle)
+        self.begun(run)
         try:
             self.objects.create(made)
         except BaseException:  # Ctrl-C too
