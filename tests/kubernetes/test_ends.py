@@ -47,7 +47,7 @@ def test_a_job_that_somebody_has_deleted_is_a_run_that_failed(
     process = console.start(*console.run_words())
     until(lambda: console.everything() == OBJECTS)
     path = f"/apis/batch/v1/namespaces/{namespace.name}/jobs/tiny"
-    namespace.api.client().json("DELETE", path)
+    namespace.api.client().json("DELETE", path, {"propagationPolicy": "Background"})
     assert process.wait(LIMIT_S) == 1, console.said()
     assert console.says("run tiny is failed") and not console.everything()
 

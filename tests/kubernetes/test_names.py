@@ -115,7 +115,7 @@ def test_a_start_that_fails_leaves_the_folder_of_the_run_before_as_it_was(
     theirs = {"kind": "ServiceAccount", "metadata": {"name": "tiny"}}
     namespace.create(f"/api/v1/namespaces/{namespace.name}/serviceaccounts", "", theirs)
     assert "belongs to somebody else" in console.refused(*console.run_words())
-    assert console.run_id() == first and "stopped" in console.headway("runs")
+    assert console.run_id() == first and "interrupted" in console.headway("runs")
     assert not (console.folder / "runs/tiny/earlier").exists()
 
 

@@ -50,7 +50,7 @@ class ClusterState:
     machines: tuple[Surveyed, ...] = ()
     """The listed ones, as they have answered now."""
     provided: str = ""
-    """Who gives each run its machines, where none are listed."""
+    """What gives each run its machines, where none are listed."""
 
     @property
     def lines(self) -> list[str]:

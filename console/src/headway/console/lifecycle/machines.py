@@ -78,7 +78,7 @@ def pods_of(path: Path, folder: Path | None, engine: str) -> KubernetesConfig | 
 
 
 def provided(config: MachinesConfig) -> str:
-    """Who gives each run its machines, in words, where a cluster has none of its own."""
+    """Return in words what gives each run its machines, where a cluster has none of its own."""
     if isinstance(config, KubernetesConfig):
         return "Kubernetes provides the pods of each run"
     return "Slurm provides the machines of each run"
