@@ -66,7 +66,7 @@ def install(venv: Path, requirements: list[str], record: Record) -> None:
 
     ``record`` tells which build of torch, and is written once all is in place.
     """
-    env, uv = _environment(venv), _uv(venv, record.torch)
+    env, uv = environment_for_uv(venv), _uv(venv, record.torch)
     for mode in (["--offline"], []):
         with _torch_build([*uv, *mode], env, record.torch) as build:
             command = [*uv, *mode, *build, *requirements]
@@ -80,7 +80,7 @@ def install(venv: Path, requirements: list[str], record: Record) -> None:
 
 def check_torch(venv: Path, torch: str) -> None:
     """Raises SetupError where this build of torch is not to be had: before anything is cleared."""
-    env, build = _environment(venv), _build(torch)
+    env, build = environment_for_uv(venv), _build(torch)
     asked = [*_uv(venv, torch), "--dry-run", "--no-deps", "--reinstall", build]
     if not (_succeeds([*asked, "--offline"], env) or _succeeds(asked, env)):
         raise SetupError(f"no {build} (wrong name, or no network?); nothing was changed")
@@ -91,7 +91,8 @@ def _build(torch: str) -> str:
     return f"torch=={pin('torch')}+{torch}"
 
 
-def _environment(venv: Path) -> dict[str, str]:
+def environment_for_uv(venv: Path) -> dict[str, str]:
+    """Return the environment in which uv installs as pip is configured to."""
     env = {**os.environ, **pip_settings.for_uv(venv / "bin/python")}
     env = {name: value for name, value in env.items() if name not in FOREIGN}
     if not _is_writable(Path(env.get("UV_CACHE_DIR") or _user_cache() / "uv")):

@@ -8,7 +8,6 @@ from __future__ import annotations
 import base64
 import json
 import os
-import shutil
 import subprocess
 import tomllib
 from pathlib import Path
@@ -167,9 +166,3 @@ def test_a_cluster_is_made_repaired_grown_and_removed(account: Account, door: Do
     assert "nothing with the tag headway-cluster=headway is left" in out
     assert not door.cluster.exists() and not s3.list_buckets()["Buckets"]
     ec2.close(), s3.close()
-
-
-@pytest.mark.skipif(shutil.which("checkov") is None, reason="no checkov on the PATH")
-def test_checkov_finds_nothing_but_what_is_explained(tmp_path: Path) -> None:
-    words = ["checkov", "-d", TARGET, "--framework", "terraform", "--skip-download"]
-    run([*words, "--compact", "--quiet"], os.environ, tmp_path)
