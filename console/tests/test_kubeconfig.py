@@ -102,9 +102,9 @@ def test_the_environment_then_the_usual_place_then_the_account_of_a_pod_is_taken
     usual = tmp_path / "home" / ".kube" / "config"
     usual.parent.mkdir(parents=True)
     usual.write_text(named.read_text())
-    assert str(usual) in connect(nowhere).whence
+    assert str(usual) in connect(nowhere).source
     monkeypatch.setenv("KUBECONFIG", str(named))
-    assert str(named) in connect(nowhere).whence
+    assert str(named) in connect(nowhere).source
     monkeypatch.setenv("KUBECONFIG", f"{named}:{usual}")
     with pytest.raises(ConfigError, match="names several files"):
         connect(nowhere)
@@ -167,7 +167,7 @@ def test_what_is_kept_of_a_kubeconfig_holds_whatever_is_current_later(
     file.write_text(json.dumps(found))
     monkeypatch.chdir("/")
     monkeypatch.setenv("KUBECONFIG", "/absent")
-    assert connect(kept).whence == f"context a of {file}"
+    assert connect(kept).source == f"context a of {file}"
     found["clusters"][0]["cluster"]["server"] = "https://127.0.0.1:10"
     file.write_text(json.dumps(found))
     with pytest.raises(ConfigError, match=r"is the API server https://127\.0\.0\.1:10, not .*:9"):

@@ -12,7 +12,7 @@ from headway.common.cli import group
 from headway.common.cli import run as run_cli
 
 if TYPE_CHECKING:
-    from headway.console.pods.ground import Ground
+    from headway.console.pods.cluster_objects import ClusterObjects
 
 app = group("Prepare a namespace of Kubernetes for runs.", name="pods")
 
@@ -24,14 +24,14 @@ MayDelete = Annotated[
 ]
 
 
-def _ground(file: Path, cluster: str) -> Ground:
-    from headway.console.pods.ground import Ground
+def _objects(file: Path, cluster: str) -> ClusterObjects:
+    from headway.console.pods.cluster_objects import ClusterObjects
     from headway.console.pods.kubeconfig import connect
     from headway.launch.engines.kubernetes.config import KubernetesConfig
     from headway.launch.engines.remote.config_file import read_config
 
     config = read_config(KubernetesConfig, file)
-    return Ground(connect(config), cluster, config.claim)
+    return ClusterObjects(connect(config), cluster, config.claim)
 
 
 @app.command()
@@ -50,15 +50,15 @@ def check(file: File) -> None:
     """Check that the API server answers and that the user has every right that a run takes."""
     from headway.console.pods import rights
 
-    target = _ground(file, "").target
+    target = _objects(file, "").target
     rights.check(target)
-    typer.echo(f"{target.api.server}: {target.whence} has the rights, namespace {target.namespace}")
+    typer.echo(f"{target.api.server}: {target.source} has the rights, namespace {target.namespace}")
 
 
 @app.command()
 def seen(file: File) -> None:
     """Print as JSON whether the namespace and the claim are there, and the claim's size."""
-    typer.echo(json.dumps(_ground(file, "").seen()))
+    typer.echo(json.dumps(_objects(file, "").seen()))
 
 
 @app.command()
@@ -70,11 +70,11 @@ def create(
     storage_class: Annotated[str, typer.Option("--class", metavar="NAME")] = "",
 ) -> None:
     """Create the namespace or the claim."""
-    ground = _ground(file, cluster)
+    made = _objects(file, cluster)
     if what == "namespace":
-        ground.make_namespace()
+        made.make_namespace()
     else:
-        ground.make_claim(size, storage_class)
+        made.make_claim(size, storage_class)
 
 
 @app.command()
@@ -85,11 +85,11 @@ def delete(
     delete_claim: MayDelete = False,
 ) -> None:
     """Delete the namespace or the claim, if the cluster has made it."""
-    ground = _ground(file, cluster)
+    made = _objects(file, cluster)
     if what == "namespace":
-        ground.remove_namespace(may_delete=delete_claim)
+        made.remove_namespace(may_delete=delete_claim)
     else:
-        ground.remove_claim(may_delete=delete_claim)
+        made.remove_claim(may_delete=delete_claim)
 
 
 @app.command()
@@ -97,20 +97,20 @@ def removable(
     file: File, cluster: Cluster, run: Runs = None, delete_claim: MayDelete = False
 ) -> None:
     """Check that what the cluster has made can be deleted without harm."""
-    _ground(file, cluster).check_removable(may_delete=delete_claim, run_ids=run or [])
+    _objects(file, cluster).check_removable(may_delete=delete_claim, run_ids=run or [])
 
 
 @app.command()
 def clear(file: File, cluster: Cluster, run: Runs = None) -> None:
     """Delete what these runs have left, all of which are over."""
-    _ground(file, cluster).remove_runs(run or [], lambda line: typer.echo(line, err=True))
+    _objects(file, cluster).remove_runs(run or [], lambda line: typer.echo(line, err=True))
 
 
 @app.command()
 def left(file: File, cluster: Cluster, run: Runs = None) -> None:
     """List what is left of the cluster and of these runs; exit 1 if anything is."""
-    ground = _ground(file, cluster)
-    found = [*ground.left(), *ground.left_of_runs(run or [])]
+    made = _objects(file, cluster)
+    found = [*made.left(), *made.left_of_runs(run or [])]
     for line in found:
         typer.echo(line)
     raise typer.Exit(1 if found else 0)

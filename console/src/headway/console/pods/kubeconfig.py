@@ -39,7 +39,7 @@ class Target:
 
     api: PatientClient
     namespace: str
-    whence: str
+    source: str
     """Where all this was found, for messages."""
     context: str = ""
     """Name of the context in the kubeconfig; empty in a pod."""
@@ -57,7 +57,7 @@ def connect(config: KubernetesConfig) -> Target:
     wanted = config.server.rstrip("/")
     if wanted and found.api.server != wanted:
         raise ConfigError(
-            f"{found.whence} is the API server {found.api.server}, not {wanted}",
+            f"{found.source} is the API server {found.api.server}, not {wanted}",
             remedy="name the kubeconfig and the context of that server",
         )
     return found
@@ -133,7 +133,7 @@ def _of_file(file: Path, config: KubernetesConfig) -> Target:
     return Target(
         api=PatientClient(entry.server, entry.who, renewed),
         namespace=config.namespace or entry.namespace or "default",
-        whence=f"context {entry.name} of {file}",
+        source=f"context {entry.name} of {file}",
         context=entry.name,
     )
 
@@ -169,10 +169,10 @@ def _entry(file: Path, name: str) -> _Entry:
     return _Entry(wanted, str(context.get("namespace") or ""), server.rstrip("/"), who)
 
 
-def _remedies(whence: str) -> dict[int, str]:
+def _remedies(source: str) -> dict[int, str]:
     return {
-        401: f"the token or certificate in {whence} was rejected: renew it",
-        403: f"ask for this right for the user in {whence}; docs/howto/kubernetes.md lists all",
+        401: f"the token or certificate in {source} was rejected: renew it",
+        403: f"ask for this right for the user in {source}; docs/howto/kubernetes.md lists all",
     }
 
 

@@ -70,7 +70,7 @@ def launch_on_pods(
         with held(path):
             check_folder(path)
             check_same_place(path, pods)
-            report(f"checking the rights of {target.whence} in namespace {target.namespace}")
+            report(f"checking the rights of {target.source} in namespace {target.namespace}")
             rights.check(target)
             _check_claim(target, pods.claim)
             start = _Start(path, RunObjects(target), pods, begun, report)

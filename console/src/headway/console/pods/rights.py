@@ -64,6 +64,6 @@ def check(target: Target) -> None:
             by_resource.setdefault(resource, []).append(verb)
         words = "; ".join(f"{', '.join(verbs)} {name}" for name, verbs in by_resource.items())
         raise InputError(
-            f"the user of {target.whence} may not {words} in namespace {target.namespace}",
+            f"the user of {target.source} may not {words} in namespace {target.namespace}",
             remedy="ask for a Role with these rights; docs/howto/kubernetes.md has one",
         )

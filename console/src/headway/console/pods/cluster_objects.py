@@ -29,7 +29,7 @@ _QUANTITY = re.compile(r"[1-9]\d*(\.\d+)?(Ki|Mi|Gi|Ti|Pi|k|M|G|T|P)?")
 
 
 @dataclass(frozen=True)
-class Ground:
+class ClusterObjects:
     """What one cluster makes in a namespace. Every method may raise ApiError.
 
     Args:
