@@ -125,7 +125,7 @@ ssh: setup ## a shell on the machine of node NODE=0 (ARGS=...: run that there)
 	@$(DOOR)/ssh.sh $(TARGET) "$(NODE)" $(ARGS)
 
 infra-test: setup-test ## format, validate and test all targets, then the clusters of tests/infra; skips are printed
-	PATH="$(abspath $(BIN)):$$PATH" infra/terraform/test.sh "$(PY)" -m pytest -q tests/infra -n 2 --dist loadfile $(ARGS)
+	PATH="$(abspath $(BIN)):$$PATH" infra/terraform/test.sh "$(PY)" -m pytest -q tests/infra -n 3 --dist loadfile $(ARGS)
 
 clean: ## remove the virtual environment and caches; runs/ and data/ stay
 	rm -rf "$(VENV)" .uv-cache .pytest_cache .mypy_cache .ruff_cache .hypothesis
