@@ -101,7 +101,6 @@ def create(
     An existing cluster keeps its keys and network. Nodes or machines that a live run uses are not
     given up, unless --drain stops that run first.
     """
-    from headway.console.lifecycle.machine_files import read_machines
     from headway.launch.cluster import ClusterFolder
 
     number_of_files = 3 - [hosts, slurm, kubernetes].count(None)
@@ -119,6 +118,8 @@ def create(
         )
     cluster = ClusterFolder(folder)
     if of_machines:
+        from headway.console.lifecycle.machine_files import read_machines
+
         config = read_machines(hosts, slurm, kubernetes)
         number, line = _have_machines(cluster, config, nodes or 0, drain_runs, as_json)
     else:
