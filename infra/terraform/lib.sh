@@ -103,7 +103,8 @@ tidy() {
   local state=$cluster_dir/terraform.tfstate
   [ ! -e "$state" ] || grep -q '"resources": \[\]' "$state" || return 0
   rm -rf "$TF_DATA_DIR" "$state"* "$cluster_dir"/{init.log,plan.log,up.lock,up.vars}
-  rm -f "$cluster_dir"/{machines.json,incarnation}
+  rm -f "$cluster_dir"/{machines.json,incarnation,server.toml,owner,seen.json}
+  rm -f "$cluster_dir"/{namespace,claim}.incarnation
   rmdir "$cluster_dir" 2>/dev/null || true
 }
 

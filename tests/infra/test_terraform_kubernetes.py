@@ -139,6 +139,8 @@ def test_a_user_without_rights_and_a_claim_of_somebody_else_create_nothing(door:
     settings.write_text('claim_size = "1Gi"\n')
     said = door("up", code=1, KUBERNETES="kubernetes.toml", VARS=str(settings))
     assert "exists, and this cluster has not made it" in said
+    door("down", VARS=str(settings))
+    assert not door.cluster.exists(), "nothing was made, so nothing is left"
     settings.write_text("")
     door("up", KUBERNETES="kubernetes.toml", VARS=str(settings))
     door("down", VARS=str(settings))

@@ -1,6 +1,6 @@
 # Sourced by lib.sh: KUBERNETES=kubernetes.toml names the API server, VARS=my.tfvars what to create.
 pods() { python3 -m headway.console.pods "$@"; }
-kept=$cluster_dir/kubernetes.toml
+kept=$cluster_dir/server.toml # a user's own kubernetes.toml may be in the same folder
 owner_file=$cluster_dir/owner
 
 target_vars() {
@@ -31,6 +31,8 @@ check_up() { :; } # done already, before anything of the cluster is written
 
 # While the keys of the cluster's runs are there, so that all of it can be repeated.
 before_down() {
+  [ -f "$owner_file" ] && [ -f "$kept" ] || fail "$owner_file or $kept is missing" \
+    "restore it from a backup, or delete by hand what has the label app.kubernetes.io/name=headway-cluster"
   local runs=() run
   for run in "$cluster_dir"/started/*.*; do
     [ ! -e "$run" ] || { run=${run##*/} && runs+=(--run "${run%.*}"); }
@@ -46,7 +48,6 @@ after_down() {
     echo "error: still on the API server: ${left//$'\n'/, }; find out why, then repeat make down" >&2
     exit 1
   }
-  rm -f "$kept" "$owner_file" "$cluster_dir"/{seen.json,namespace.incarnation,claim.incarnation}
 }
 
 show_logs() { echo "logs belong to a run: \`headway logs RUN\`"; }

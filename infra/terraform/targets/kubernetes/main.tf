@@ -1,8 +1,8 @@
 # A namespace of Kubernetes, made ready for runs: the namespace and the claim if they are asked for,
 # and the folder of a cluster that `headway run` takes. Built-in provider only.
 #
-# Drift is found at plan time: door.sh asks the API server and writes seen.json. What is no longer
-# there gets a new incarnation, so the plan replaces just that.
+# Drift is found at plan time: door.sh asks the API server and writes seen.json. What has gone gets
+# a new incarnation, so the plan replaces just that.
 
 terraform {
   required_version = ">= 1.9.0"
@@ -10,7 +10,7 @@ terraform {
 }
 
 variable "cluster_dir" {
-  description = "Folder of the cluster, with kubernetes.toml in it."
+  description = "Folder of the cluster, with server.toml, a copy of kubernetes.toml, in it."
   type        = string
 }
 
@@ -55,7 +55,7 @@ variable "storage_class" {
 
 locals {
   dir  = abspath(var.cluster_dir)
-  file = "${local.dir}/kubernetes.toml"
+  file = "${local.dir}/server.toml"
   seen = try(jsondecode(file("${local.dir}/seen.json")), {})
   incarnation = {
     for what in ["namespace", "claim"] : what => try(local.seen[what], false)
