@@ -77,8 +77,7 @@ def launch(
     """
     path = _choose(runs_dir, base, name)
     if (pods := pods_of(path, folder, engine)) is not None:
-        begun = partial(_note, folder)
-        on_pods = launch_on_pods(path, config, pods, begun=begun, report=report)
+        on_pods = launch_on_pods(path, config, pods, begun=partial(_note, folder), report=report)
         config_origins.keep(on_pods, origins, config, on_pods.config)
         return on_pods
     if name is not None:  # before anything is prepared for it
@@ -90,12 +89,7 @@ def launch(
     machines = slurm_defaults(runs_dir) if engine == "slurm" else machines_of(folder)
     config, line = _resolved(config, machines)
     report(line)
-    preflight.check_sinks(config.launch.sinks)
-    preflight.check_own_block(config)
-    preflight.check_own_rules(config)
-    preflight.check_machine(config, runs_dir, is_alone=machines is None)
-    for line in memory_warnings(config):
-        report(line)
+    _check(config, runs_dir, report, is_alone=machines is None)
     with claimed(path, report) as (records, resumed):
         run = Run(records.path)
         for line in sweep(sock_root(), shm_root(), spare=run.folder.run_id):
@@ -137,6 +131,18 @@ def launch(
 def run_name(text: str) -> str:
     """A name for a run after a file or a title: what a folder's name may not hold becomes "-"."""
     return re.sub(r"[^A-Za-z0-9_.-]+", "-", text).strip("-.") or "run"
+
+
+def _check(
+    config: RunConfig, runs_dir: Path, report: Callable[[str], None], *, is_alone: bool
+) -> None:
+    """What this machine can find before the run has a folder. Raises InputError."""
+    preflight.check_sinks(config.launch.sinks)
+    preflight.check_own_block(config)
+    preflight.check_own_rules(config)
+    preflight.check_machine(config, runs_dir, is_alone=is_alone)
+    for line in memory_warnings(config):
+        report(line)
 
 
 def _resolved(config: RunConfig, machines: MachinesConfig | None) -> tuple[RunConfig, str]:
