@@ -219,7 +219,6 @@ def test_a_token_that_cannot_be_sent_is_refused_without_it(write: Write, tmp_pat
         assert "SECRET" not in str(error.value)
 
 
-@pytest.mark.skipif(not hasattr(os, "memfd_create"), reason="no files in memory on this system")
 def test_a_key_that_is_text_is_never_on_a_disk_and_of_nobody_else(
     write: Write, pem: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -6,7 +6,6 @@ import contextlib
 import os
 import re
 import ssl
-import tempfile
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -34,18 +33,13 @@ class Pem:
         """A path for ``ssl``, which reads files only. Raises OSError."""
         if self.file is not None:
             yield str(self.file)
-        elif hasattr(os, "memfd_create"):
-            # a file of this process alone, which ends with it, by SIGKILL too
-            with os.fdopen(os.memfd_create("pem"), "w") as file:
-                os.fchmod(file.fileno(), PRIVATE)
-                file.write(self.text)
-                file.flush()
-                yield f"/proc/self/fd/{file.fileno()}"
-        else:
-            with tempfile.NamedTemporaryFile("w") as file:  # mode 0600
-                file.write(self.text)
-                file.flush()
-                yield file.name
+            return
+        # a file of this process alone, which ends with it, by SIGKILL too
+        with os.fdopen(os.memfd_create("pem"), "w") as file:
+            os.fchmod(file.fileno(), PRIVATE)
+            file.write(self.text)
+            file.flush()
+            yield f"/proc/self/fd/{file.fileno()}"
 
 
 @dataclass(frozen=True)

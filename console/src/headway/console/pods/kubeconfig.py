@@ -49,7 +49,7 @@ def connect(config: KubernetesConfig) -> Target:
     """Where the run's objects are made.
 
     Raises:
-        ConfigError: there is no kubeconfig, it cannot be used, or it names another server than
+        ConfigError: no kubeconfig is found, it cannot be used, or it names another server than
             ``config``.
     """
     file = _file_of(config)
@@ -220,7 +220,7 @@ def _part(file: Path, entry: Mapping[str, Any], key: str) -> Pem:
             return Pem(text=base64.b64decode(str(data), validate=True).decode("ascii"))
         except (binascii.Error, ValueError) as error:
             raise ConfigError(
-                f"{file}: {key}-data is not a PEM file in base64", remedy="take it over unchanged"
+                f"{file}: {key}-data is not a PEM file in base64", remedy="copy it unchanged"
             ) from error
     return Pem(_beside(file, str(entry.get(key) or "")))
 

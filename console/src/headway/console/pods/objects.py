@@ -166,7 +166,7 @@ class RunObjects:
 
     # ---- steering -----------------------------------------------------------------------------
     def annotate(self, kind: Kind, name: str, key: str) -> bool:
-        """Give an object an annotation; False if there is no such object."""
+        """Give an object an annotation; False if it does not exist."""
         patch = {"metadata": {"annotations": {key: "true"}}}
         path = kind.path(self._namespace, name)
         try:
