@@ -4,7 +4,7 @@
 
 Ranks are threads of one process over real gloo groups, which train a small model. Counting and
 recording are off in every other step of the same run, and the process's CPU time of the steps is
-compared: the median of the pairs' ratios. It leaves out what every 16th step costs more, where
+compared: the median of the pairs' ratios. It leaves out what those steps cost more in which
 each collective of tensor parallelism is recorded. The spread of such ratios is as large as the
 limit, so the cost is accounted as well: a step's records and collectives times what one of each
 costs by itself, which leaves out what they cost others, as by caches. Beside that the cost of one

@@ -195,6 +195,29 @@ def test_the_member_of_a_tensor_parallel_group_that_waits_for_nobody_is_named() 
     assert (found.cause, found.ranks) == ("compute", (5,))
 
 
+def _of_a_pair(late: float, chance: float = 0.0) -> PlayedSteps:
+    """Stage 1 takes 1.25x from SINCE on; of its two members rank 2 waits ``late`` longer."""
+    steps = PlayedSteps(Grid(tp=2, pp=2))
+    steps.own_us[SINCE:, 2:] *= 1.25
+    waits = 0.3 * PASSES_US * np.ones(steps.own_us.shape)
+    waits += chance * PASSES_US * np.random.default_rng(7).normal(size=waits.shape)
+    waits[SINCE:, 2] += late * PASSES_US
+    waits[np.arange(len(waits)) % 4 != 0] = -1  # not recorded in these steps
+    steps.waits_us[TP_LINE] = waits
+    return steps
+
+
+def test_the_member_of_a_stage_without_replicas_that_waits_for_nobody_is_named() -> None:
+    [found] = slowness_of(_of_a_pair(0.25, chance=0.03).table())
+    assert (found.cause, found.ranks, found.is_one_of) == ("compute", (3,), False)
+
+
+@pytest.mark.parametrize(("late", "chance"), [(0.02, 0.0), (0.1, 0.2)])
+def test_neither_member_is_named_whose_waits_do_not_show_it(late: float, chance: float) -> None:
+    [found] = slowness_of(_of_a_pair(late, chance).table())
+    assert (found.cause, found.ranks, found.is_one_of) == ("compute", (2, 3), True)
+
+
 def test_data_that_come_late_to_one_tensor_parallel_rank_do_not_slow_the_passes_of_its_group() -> (
     None
 ):

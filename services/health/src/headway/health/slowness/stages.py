@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import numpy as np
 from headway.health.slowness.findings import Slowness
+from headway.health.slowness.members import slow_members
 from headway.health.slowness.parts import Parts
 from headway.health.slowness.peers import median, median_of_others
 from headway.health.slowness.spans import LEAST, Spans, raised, usual
@@ -58,7 +59,7 @@ def _alone(table: StepTable, parts: Parts) -> list[Slowness]:
     if not spans.is_raised[0] or spans.start[0] == 0:
         return []
     start, end, level = int(spans.start[0]), int(spans.end[0]), float(spans.level[0])
-    ranks = _ranks(table, 0)
+    ranks = slow_members(table, 0, slice(start, end), level)
     return [Slowness(
         "compute", ranks, level, table.first_step(start), table.last_step(end), 0.7,
         is_one_of=len(ranks) > 1, place="tensor-parallel group 0" if len(ranks) > 1 else "",
@@ -91,6 +92,8 @@ def _changed(table: StepTable, parts: Parts, share: Floats) -> list[Slowness]:
 def _of_stage(table: StepTable, stage: int, spans: Spans, level: float) -> Slowness:
     start, end = int(spans.start[stage]), int(spans.end[stage])
     ranks, usual_at = _ranks(table, stage), "before" if start else "later"
+    if table.grid.dp == 1:
+        ranks = slow_members(table, stage, slice(start, end), level)
     return Slowness(
         "compute", ranks, level, table.first_step(start), table.last_step(end),
         0.95 if len(ranks) == 1 else 0.8,

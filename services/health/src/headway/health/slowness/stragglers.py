@@ -6,12 +6,11 @@ from collections import defaultdict
 from collections.abc import Iterator
 
 import numpy as np
-from headway.common.plan.collectives import GroupKind
 from headway.common.wire.messages.health import Cause
 from headway.health.slowness.findings import Slowness
+from headway.health.slowness.members import slow_members
 from headway.health.slowness.parts import PARTS, Part, Parts
-from headway.health.slowness.peers import median, median_of_others
-from headway.health.slowness.spans import LEAST, LEAST_STEPS, Spans, raised
+from headway.health.slowness.spans import LEAST_STEPS, Spans, raised
 from headway.health.slowness.steps import StepTable
 
 CAUSES: dict[Part, Cause] = {
@@ -64,7 +63,7 @@ def _straggler(
     excess = float(one.mean[column])
     ranks: tuple[int, ...] = (column,)
     if part == "own":
-        ranks = _within(table, unit, start, end)
+        ranks = slow_members(table, unit, slice(start, end), excess)
     also = [
         (f"{WORDS[other]} as well", float(spans[other].mean[at])) for other, at in cells
         if other != part
@@ -108,23 +107,6 @@ def _certainty(spans: Spans, column: int, part: Part) -> float:
     clear = min(float(spans.deviations[column]) / 20, 1.0)
     lasting = min(float(spans.end[column] - spans.start[column]) / 15, 1.0)
     return (0.9 + 0.06 * clear + 0.03 * lasting) * (0.95 if part == "other" else 1.0)
-
-
-def _within(table: StepTable, unit: int, start: int, end: int) -> tuple[int, ...]:
-    """The member of a tensor-parallel group that the others wait for, all if that is not known.
-
-    Its waits are recorded in some steps only; in those a pass less the waits is a member's own.
-    """
-    tp = table.grid.tp
-    ranks = tuple(range(unit * tp, unit * tp + tp))
-    if tp == 1:
-        return ranks
-    own = table.times["own_us"][start:end, ranks[0] : ranks[-1] + 1]
-    waits = table.waits(2 * GroupKind.TP)[start:end, ranks[0] : ranks[-1] + 1]
-    own = own - waits
-    longer = median(own / median_of_others(own) - 1, 0)
-    slow = [rank for rank, share in zip(ranks, longer, strict=True) if share >= LEAST / 2]
-    return tuple(slow) if len(slow) == 1 else ranks
 
 
 def slow_units(found: list[Slowness], table: StepTable) -> Iterator[int]:

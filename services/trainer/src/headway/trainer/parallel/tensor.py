@@ -21,9 +21,12 @@ from headway.common.plan.schedule.actions import Kind
 from headway.trainer.comm.interface import Comm, Done, SingleRank, Ticket
 from headway.trainer.device.recorder import Recorder
 
-RECORD_EVERY = 16
-"""Steps between two whose collectives are recorded one by one. They are counted in all steps; as
-records they would be most of a rank's: 6,000 a step for 175 billion parameters."""
+RECORD_EVERY = (4, 8, 16)
+"""Steps between two whose collectives are recorded one by one, the more the more a step has. They
+are counted in all steps; as records they would be most of a rank's: 6,000 a step for 175 billion
+parameters."""
+RECORDS_A_STEP = 256
+"""So many may be recorded on average: where a step has few, more steps show who waits for whom."""
 Product = Callable[[torch.Tensor, torch.Tensor | None], torch.Tensor]
 """The product of some rows, in the given memory or a new tensor."""
 RowsProduct = Callable[[slice], torch.Tensor]
@@ -102,10 +105,17 @@ class TensorParallel:
         self.pieces, self.keeps_whole = pieces, keeps_whole
         self._recorder: Recorder | None = None
         self._step = -1
+        self._num_waits, self._every = 0, RECORD_EVERY[-1]
 
     def record(self, recorder: Recorder | None, step: int = -1) -> None:
-        """From now on, record the collectives of ``step``, if it is one of many; None: of none."""
-        self._recorder, self._step = None if step % RECORD_EVERY else recorder, step
+        """From now on, record the collectives of ``step``, if it is one of many; None: of none.
+
+        All members have equally many of them, so they record the same steps.
+        """
+        if recorder is None:
+            self._every = _steps_between(self._num_waits)
+        self._num_waits = 0
+        self._recorder, self._step = None if step % self._every else recorder, step
 
     @property
     def rank(self) -> int:
@@ -208,6 +218,13 @@ class TensorParallel:
         return 1 if rows % self.pieces else self.pieces
 
     def _with_record(self, ticket: Ticket, whole: torch.Tensor) -> Ticket:
+        self._num_waits += 1
         if self._recorder is None:
             return ticket
         return _Recorded(ticket, self._recorder, self._step, whole.nbytes)
+
+
+def _steps_between(num_waits: int) -> int:
+    """The steps from one that is recorded to the next, by the collectives of a step."""
+    few = [every for every in RECORD_EVERY if num_waits <= RECORDS_A_STEP * every]
+    return few[0] if few else RECORD_EVERY[-1]
