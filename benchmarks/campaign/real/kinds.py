@@ -100,9 +100,9 @@ INJECTIONS = (
     _odd("mismatch"),
     _odd("skip"),
     Injection("freeze", frozenset({"data_stall"}), "service", "dataloader", 20.0, may_end=True),
-    Injection("freeze", frozenset({"node_silent"}), "node", "node", 30.0, ends=True),
+    Injection("freeze", frozenset({"node_silent"}), "node", "node", 30.0, may_end=True),
     Injection("silent_node", frozenset({"node_silent"}), "node", "node", 8.0),
-    Injection("returning_node", frozenset({"node_silent"}), "node", "node", 30.0, ends=True),
+    Injection("returning_node", frozenset({"node_silent"}), "node", "node", 30.0, may_end=True),
     Injection("kernel", frozenset({"gpu_fault"}), "part", "node", part="3b:00"),
     Injection("gpu", frozenset({"gpu_fault"}), "part", "node", part="3b:00.0"),
     Injection("counter", frozenset({"network_fault"}), "part", "node", part="mlx5_3/1"),
@@ -119,6 +119,8 @@ OF_NOBODY = {
     "spawn_failure": "it shows when a process is started: `python -m benchmarks.drill`",
 }
 """Faults that no verdict is about."""
+OF_HARDWARE = ("kernel", "gpu", "counter")
+"""Faults that a node keeps."""
 VICTIMS: frozenset[VerdictKind] = frozenset({"peer_lost", "collective_timeout"})
 """Kinds by which a rank says that it suffers: they accuse nobody."""
 

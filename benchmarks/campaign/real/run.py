@@ -202,8 +202,8 @@ class InjectedRun(LocalRun):
     def _innocents(self, row: dict[str, Any]) -> list[str]:
         """Ranks with another process, and nodes with another state, that were not the target."""
         found = [f"rank {rank}" for rank in row["survivors_with_new_pid"]]
-        if self.current.target == "node" and self.current.ends:
-            return found  # a spare takes over
+        if self.current.target == "node" and (self.current.ends or self.current.may_end):
+            return found  # a spare takes over, unless its executor is restarted before
         before = {str(node): state for node, state in self.before.nodes.items()}
         return found + [f"node {n}" for n, state in row["nodes"].items() if before.get(n) != state]
 

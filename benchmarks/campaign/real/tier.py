@@ -17,7 +17,14 @@ from headway.health.journal import read_verdicts
 from headway.trainer.config import RunConfig
 
 from benchmarks.campaign.real.judge import figures, missed, wrong_with
-from benchmarks.campaign.real.kinds import INJECTIONS, Injection, is_accusing, possible, refused
+from benchmarks.campaign.real.kinds import (
+    INJECTIONS,
+    OF_HARDWARE,
+    Injection,
+    is_accusing,
+    possible,
+    refused,
+)
 from benchmarks.campaign.real.run import InjectedRun
 from benchmarks.drill import look
 from benchmarks.drill.catalogue import Strike
@@ -121,7 +128,10 @@ def plan(
     first: int = 0,
 ) -> list[Injection]:
     """``count`` of them in turn, from the ``first`` on, so that each kind comes as often as any
-    other, in an order that the seed decides."""
+    other, in an order that the seed decides.
+
+    Broken hardware comes last: the driver gives up a node with a lost GPU at its next crash.
+    """
     known = [one.name for one in injections]
     if unknown := [name for name in only if name not in known]:
         raise ValueError(
@@ -131,7 +141,7 @@ def plan(
     wanted = [one for one in injections if not only or one.name in only]
     chosen = [wanted[(first + number) % len(wanted)] for number in range(count)]
     rng.shuffle(chosen)
-    return chosen
+    return sorted(chosen, key=lambda one: one.fault in OF_HARDWARE)
 
 
 def _nans(count: int) -> list[list[Injection]]:

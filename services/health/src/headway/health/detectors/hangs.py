@@ -81,6 +81,8 @@ class Hangs:
             ]
         if is_named or len(seen) < len(views):
             return []
+        if any(view.may_be_frozen(self._config) for view in seen):
+            return []  # it would be the culprit, whatever the others wait for
         return self._report(hang_key(generation), hang, None, seen, clock_s)
 
     def close_over(self, views: Collection[RankView], generation: int) -> list[Verdict]:

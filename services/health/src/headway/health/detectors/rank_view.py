@@ -50,6 +50,10 @@ class RankView:
         """Whether its process as a whole does not run, although it was not stopped by a signal."""
         return self.signals.alive_age_s > self.limit_s(config)
 
+    def may_be_frozen(self, config: HealthConfig) -> bool:
+        """Whether it has shown no life for so long that the next beats will tell."""
+        return self.signals.alive_age_s > self.stall_s(config)
+
     @property
     def silence_s(self) -> float:
         """How long the rank made no progress.

@@ -29,6 +29,9 @@ LEAST_S: Final = 2.0
 """It lasts at least so long: what a busy machine does to short steps lasts less."""
 ABOVE_SHORT: Final = 1.5
 """How many times as large it is as short slowdowns."""
+MISSED_STEPS: Final = 8
+"""What is named is over once the rule has not found it for so long: of few steps, noise may hide it
+for some."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +68,8 @@ class LiveSlowness:
         self._named: dict[Who, Named] = {}
         self._changing: dict[Who, int] = {}
         """Step since which the cause of what is named seems to be another one."""
+        self._missing: dict[Who, int] = {}
+        """Step since which what is named is not found any more."""
         self._generation = self._judged_step = -1
 
     def add(self, arrived: Sequence[tuple[StepSummary, float]]) -> None:
@@ -76,6 +81,7 @@ class LiveSlowness:
             self._over.clear()
             self._named.clear()
             self._changing.clear()
+            self._missing.clear()
             self._passing.begin()
 
     def judge(self, now_s: float) -> LiveJudgement | None:
@@ -86,7 +92,9 @@ class LiveSlowness:
         if len(table.steps) < LIVE_STEPS:
             return None
         self._judged_step = self._newest.newest_step
-        lasting = self._lasting(slowness_of(table), table)
+        found = slowness_of(table)
+        lasting = self._lasting(found, table)
+        lasting |= self._missed({_who(one, table) for one in found if one.ranks}, lasting)
         self._note_passed(lasting, table)
         lately = (one for _, one in self._over)
         self._passing.note(table, [*lasting.values(), *lately])
@@ -113,6 +121,16 @@ class LiveSlowness:
             if ended_for < self._config.slow_steps:
                 lasting.setdefault(_who(one, table), one)
         return lasting
+
+    def _missed(self, found: set[Who], lasting: dict[Who, Slowness]) -> dict[Who, Slowness]:
+        """What is named and has not been found for some steps only, as it was known before."""
+        gone = self._named.keys() - found - lasting.keys()
+        self._missing = {who: self._missing.get(who, self._judged_step) for who in gone}
+        return {
+            who: self._named[who].one
+            for who, first in self._missing.items()
+            if self._judged_step - first < MISSED_STEPS
+        }
 
     def _note_passed(self, lasting: dict[Who, Slowness], table: StepTable) -> None:
         """What has lasted less long than the table reaches back was not a lasting fault."""

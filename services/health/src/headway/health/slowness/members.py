@@ -14,11 +14,15 @@ from headway.health.slowness.peers import median, median_of_others, spread
 from headway.health.slowness.spans import LEAST
 from headway.health.slowness.steps import Floats, StepTable
 
-LEAST_SHARE = 1 / 3
+LEAST_SHARE = 1 / 4
 """Of the time that the group loses, how much more the others wait than its slow member."""
 MANY = 3
 """Recorded steps whose spread shows how far one of them may be off."""
 DEVIATIONS = 3.0
+FEW = 3.0
+"""Over the number of steps: by how much the spread of few may be larger than it looks."""
+MOST_GROUPS = 8
+"""Groups whose waits show what is usual."""
 
 
 def slow_members(table: StepTable, unit: int, at: slice, excess: float) -> tuple[int, ...]:
@@ -29,36 +33,56 @@ def slow_members(table: StepTable, unit: int, at: slice, excess: float) -> tuple
         at: rows of the table in which the group is slow.
         excess: by which its passes exceed the usual time, as a share of that.
     """
-    tp = table.grid.tp
-    ranks = tuple(range(unit * tp, unit * tp + tp))
-    if tp == 1:
+    ranks = _members(table, unit)
+    if len(ranks) == 1:
         return ranks
-    late = _lateness(table, ranks)
-    is_within = np.zeros(len(late), np.bool_)
-    is_within[at] = True
-    is_known = ~np.isnan(late).all(axis=1)
-    within, outside = late[is_within & is_known], late[~is_within & is_known]
-    rise = median(within, 0)
-    if len(outside) >= MANY:  # how late one member is at all times
-        rise = rise - np.nan_to_num(median(outside, 0))
-    lost = excess / (1 + excess)
-    least = max(LEAST / 2, LEAST_SHARE * lost) + DEVIATIONS * _error(within, outside)
-    slow = [rank for rank, share in zip(ranks, rise, strict=True) if share >= least]
-    return tuple(slow) if len(slow) == 1 else ranks
+    is_slow = np.zeros(len(table.steps), np.bool_)
+    is_slow[at] = True
+    slow, other = table.rows(np.flatnonzero(is_slow)), table.rows(np.flatnonzero(~is_slow))
+    late, usual = _lateness(slow, ranks), _lateness(other, ranks)
+    rise, samples = _mean(late), 1 / max(1, len(late))
+    if len(usual) >= MANY:  # how late one member is at all times
+        rise, samples = rise - median(usual, 0), samples + 1 / len(usual)
+    error = _variation(other, unit, late) * float(np.sqrt(samples))
+    least = max(LEAST / 2, LEAST_SHARE * excess / (1 + excess), DEVIATIONS * error)
+    found = [rank for rank, share in zip(ranks, rise, strict=True) if share >= least]
+    return tuple(found) if len(found) == 1 else ranks
+
+
+def _members(table: StepTable, unit: int) -> tuple[int, ...]:
+    tp = table.grid.tp
+    return tuple(range(unit * tp, unit * tp + tp))
 
 
 def _lateness(table: StepTable, ranks: tuple[int, ...]) -> Floats:
-    """By step and member, how much less it waits than the others, as a share of their passes."""
+    """By how much less each member waits than the others, as a share of the passes.
+
+    One row for each step in which the waits of all are recorded.
+    """
     members = slice(ranks[0], ranks[-1] + 1)
     waits = table.waits(2 * GroupKind.TP)[:, members]
-    passes_us = median(table.times["own_us"][:, members], 1)[:, None]
-    less = median_of_others(waits) - waits
-    return np.asarray(less / np.where(passes_us > 0, passes_us, np.nan), np.float32)
+    passes_us = median(table.times["own_us"][:, members], 1)
+    late = (median_of_others(waits) - waits) / np.where(passes_us > 0, passes_us, np.nan)[:, None]
+    return np.asarray(late[~np.isnan(late).any(axis=1)], np.float32)
 
 
-def _error(within: Floats, outside: Floats) -> float:
-    """Standard deviation of the median of the steps within; 0 if too few show it."""
-    if len(within) + len(outside) < MANY:
+def _mean(late: Floats) -> Floats:
+    """Not the median: what a member is late by comes in few large parts."""
+    return late.mean(axis=0) if len(late) else np.zeros(late.shape[1], np.float32)
+
+
+def _variation(other: StepTable, unit: int, late: Floats) -> float:
+    """The standard deviation of a step's lateness while nobody is slow; 0 if few steps show it.
+
+    Some other groups show it as well. While a member is slow it varies with how slow that is. It is
+    that of medians, as a step in which something begins is one of these.
+    """
+    num_units = other.grid.world_size // other.grid.tp
+    groups = [(unit + place) % num_units for place in range(min(MOST_GROUPS, num_units))]
+    parts = [_lateness(other, _members(other, group)) for group in groups]
+    if sum(map(len, parts)) < MANY:
+        parts = [late]
+    if sum(map(len, parts)) < MANY:
         return 0.0
-    apart = np.concatenate([part - median(part, 0) for part in (within, outside) if len(part)])
-    return 1.25 * spread(apart.ravel()) / float(np.sqrt(max(1, len(within))))
+    apart = np.concatenate([part - median(part, 0) for part in parts if len(part)])
+    return spread(apart.ravel()) * (1 + FEW / len(apart))
