@@ -40,7 +40,6 @@ class Core:
     def __init__(self, start: Start, limits: RecoveryConfig, now: float) -> None:
         self.run_id, self.epoch, self.limits = start.run_id, start.epoch, limits
         self.is_on_gloo, self.link_wait_s = start.is_on_gloo, start.link_wait_s
-        memory = start.memory
         self.clock = AwakeClock(now)
         self.effects = Effects(self.clock)
         self.fleet = Fleet(start.nodes, start.rank_nodes, topology_of(start))
@@ -48,83 +47,88 @@ class Core:
         self.check_limit_s = start.check_limit_s
         self.members = Members(self.fleet.rank_nodes)
         self.orders = Orders(self.run_id, self.epoch, self.clock, self.fleet)
-        self.cost = RecoveryCost(memory.recoveries)
-        self.crash_loop = CrashLoopBreaker(limits.max_crashes, memory.crashes, memory.causes)
-        self.copies = Copies(memory.bad_checkpoints, memory.bad_snapshots)
-        self.steps = start.steps
+        self.replaces, self._unix_s = start.replaces, start.unix_s
+        self.fleet.source = self.own_source = start.source
+        """Digest of the code of this driver."""
+        self.steps, self.snapshot_every = start.steps, start.snapshot_every
         self.commands: list[Steer] = []
-        self.rollbacks, self.answered = memory.rollbacks, memory.answered
-        self.unchecked: Steer | None = None
-        """The rollback whose checkpoint is being read."""
+        self._begin(start.generation)
+        self._recall(start.memory)
         for steer in start.commands:
             self.add_command(steer)
-        self.generation = self.members.generation = start.generation
-        self.marked = memory.marked
-        """The newest generation that is recorded in the checkpoints folder."""
+        for node in self.fleet.nodes.values():  # executors need that long to find a new driver
+            node.beat_at = limits.driver_silent_s + start.grace_s
+        if former := self.fleet.nodes.get(start.former):  # it is gone with its driver, probably
+            self.fleet.set_silent(former, start.former_silent_s)
+        self._recall_nodes(start.memory)
+
+    def _begin(self, generation: int) -> None:
+        """What each driver begins anew; ``generation`` is the newest, -1 before the first."""
+        self.generation = self.members.generation = generation
         self.begins_at = 0.0
         """The next generation begins no sooner: the same failure led back to its step before."""
-        self.numbered = start.generation
+        self.numbered = generation
         """The highest generation number that may be on the disk."""
         self.restore = Restore(source="init", step=0)
         self.store: tuple[str, int, str] | None = None
         """Host, port and secret of the store that rank 0 opened for this generation."""
         self.phase = "gathering"
         self.since = self.waited_since = self.gathered_since = 0.0
-        self.is_adopting = start.generation >= 0
+        self.is_adopting = generation >= 0
         self.outcome = self.detail = ""
+        self.gave_up_at: float | None = None
+        """When the wait was over; the end only waits for the newest checkpoint's name."""
+        self.final_checkpoint = ""
+        self.unchecked: Steer | None = None
+        """The rollback whose checkpoint is being read."""
         self.max_step, self.progress_at = -1, 0.0
         """Newest step reported in this generation, and when it was new."""
         self.step_s = 0.0
         """How long the newest steps took, each."""
-        self.snapshot_every = start.snapshot_every
         self.is_steering = True
         """Some member may not hold every command."""
-        self.is_memory_stale = False
+        self.odd_code: dict[int, str] = {}
+        """Node -> the other digest of its standbys that was logged."""
+        self.zygote_restarts: dict[int, float] = {}
+        self.on_order: dict[int, str] = {}
+        """Nodes for which the engine has a machine on order -> what it said."""
+        self.hang = ""
+        """The hang that is about to be ended, as a sentence, until ``hang_shown_until``."""
+        self.hang_shown_until = 0.0
+        self._restored: dict[int, tuple[int, float]] = {}
+        """Rank -> bytes of its state that are there, and when the newest of them came."""
+
+    def _recall(self, memory: Memory) -> None:
+        """Take over what the driver before knew of the run."""
+        self.cost = RecoveryCost(memory.recoveries)
+        self.crash_loop = CrashLoopBreaker(self.limits.max_crashes, memory.crashes, memory.causes)
+        self.copies = Copies(memory.bad_checkpoints, memory.bad_snapshots)
+        self.failures = Failures(memory.failures)
+        self.rollbacks, self.answered = memory.rollbacks, memory.answered
+        self.rollback = memory.rollback
+        """(step, generation): the user wants this checkpoint back in a later generation."""
+        self.marked = memory.marked
+        """The newest generation that is recorded in the checkpoints folder."""
         self.spike = memory.spike
         """Position of the data behind a spike from which the run goes back, until it steps there;
         0 without one."""
         self.passes = {step: (samples, count) for step, samples, count in memory.passes}
         """Step of a checkpoint -> where its data continue, and how often spikes led back to it."""
-        self.drains = tuple(drain for drain in memory.drains if drain[0] in self.fleet.nodes)
-        """Nodes that are about to leave, as a successor must know them."""
-        self.is_memory_stale = self.drains != memory.drains
-        self.failures = Failures(memory.failures)
-        self.fleet.source = self.own_source = start.source
-        """Digest of the code of this driver."""
-        self.odd_code: dict[int, str] = {}
-        """Node -> the other digest of its standbys that was logged."""
-        self.zygote_restarts: dict[int, float] = {}
         self.waited_s, self.wait_seen_at = memory.waited_s, 0.0
         """How long a node with ranks has been missing, and up to when that was counted."""
-        self.on_order: dict[int, str] = {}
-        """Nodes for which the engine has a machine on order -> what it said."""
-        self.replaces = start.replaces
-        self._unix_s = start.unix_s
+        self.drains = tuple(drain for drain in memory.drains if drain[0] in self.fleet.nodes)
+        """Nodes that are about to leave, as a successor must know them."""
         self.machines = MachineOrders(
-            start.unix_s,
+            self._unix_s,
             kept=(order for order in memory.machine_orders if order[0] in self.fleet.nodes),
             begun=memory.machines_ordered,
             notes=memory.machine_notes,
             leaving=memory.leaving,
         )
-        self.is_memory_stale |= self.machines.kept != memory.machine_orders
-        self.gave_up_at: float | None = None
-        """When the wait was over; the end only waits for the newest checkpoint's name."""
-        self.final_checkpoint = ""
-        self.hang = ""
-        """The hang that is about to be ended, as a sentence, until ``hang_shown_until``."""
-        self.hang_shown_until = 0.0
-        self.rollback = memory.rollback
-        """(step, generation): the user wants this checkpoint back in a later generation."""
-        self._restored: dict[int, tuple[int, float]] = {}
-        """Rank -> bytes of its state that are there, and when the newest of them came."""
-        for node in self.fleet.nodes.values():  # executors need that long to find a new driver
-            node.beat_at = limits.driver_silent_s + start.grace_s
-        if former := self.fleet.nodes.get(start.former):  # it is gone with its driver, probably
-            self.fleet.set_silent(former, start.former_silent_s)
-        self._recall(memory)
+        kept = (self.drains, self.machines.kept)
+        self.is_memory_stale = kept != (memory.drains, memory.machine_orders)
 
-    def _recall(self, memory: Memory) -> None:
+    def _recall_nodes(self, memory: Memory) -> None:
         """Take over what the driver before knew of nodes."""
         nodes = self.fleet.nodes
         for number in sorted({*memory.lost, *memory.evicted} & nodes.keys()):

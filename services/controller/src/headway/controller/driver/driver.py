@@ -21,6 +21,7 @@ from headway.common.node.machine import boot_id, process_space
 from headway.common.node.process import ProcessId
 from headway.common.node.run_dir import NodePaths, RunDir
 from headway.common.paces import LEASE_RENEW_S
+from headway.common.plan.topology import Topology
 from headway.common.wire.admission import Admission
 from headway.common.wire.descriptors import HandshakeLimiter
 from headway.common.wire.message import Message
@@ -44,6 +45,7 @@ from headway.controller.decisions.events import (
     Finish,
     Input,
     NodeRebooted,
+    Start,
     Tick,
 )
 from headway.controller.decisions.state import RunState
@@ -54,7 +56,7 @@ from headway.controller.driver.durable import Checkpoints, newest_mark
 from headway.controller.driver.engine_probe import EngineProbe
 from headway.controller.driver.initial_state import NETWORK, begin
 from headway.controller.driver.inputs import InputRecorder, begin_text, encode
-from headway.controller.driver.join_server import JoinServer, members_of
+from headway.controller.driver.join_server import JoinServer, Member, members_of
 from headway.controller.driver.leadership import Leadership
 from headway.controller.driver.noted import Noted
 from headway.controller.driver.requests import Requests
@@ -104,18 +106,7 @@ class Driver:
         is_shared = self.run_dir.bundle.exists()
         journal = Journal(self.run_dir.database, epoch=epoch, is_shared=is_shared)
         topology = topology_of(self.run_dir)
-        start = begin(
-            self.config,
-            self._run_id,
-            cluster.nodes,
-            epoch,
-            journal,
-            topology=topology,
-            marked=newest_mark(self.run_dir.checkpoints) if journal.damage else -1,
-            is_joined=is_shared,
-            replaces=self.engine.replaces,
-            **self._leadership.silence(self.config.recovery.driver_silent_s),
-        )
+        start = self._begin(journal, topology, is_shared=is_shared)
         self._clock = RunClock.continued(journal, node, boot_id()) if is_shared else RunClock()
         self._outcome, self._detail = journal.fact("outcome", ""), journal.fact("detail", "")
         members = members_of(journal)
@@ -141,10 +132,39 @@ class Driver:
             over=lambda: (self._outcome, self._detail),
             num_skipped=lambda: self._reports.num_skipped,
         )
-        handlers = dict.fromkeys((NodeBeat, Relay, Seals, WorkerGone, Report), self._on_message)
-        keys = cluster.key_of("driver")
+        self._keys = cluster.key_of("driver")
         admission = Admission(cluster.public_of("executor", "monitor", "console"))
-        self._server = Server(
+        self._server = self._make_server(admission)
+        self._joins = self._make_gate(members, admission)
+        self.connections = Connections(
+            self._server, self.state, self._reports, self._clock, self._run_id, node
+        )
+        self._requests.connections = self.connections
+        self._service = self._make_loop()
+        self._actions = self._make_runner()
+        self._leadership.note, self._leadership.stop = self.note, self._service.stop
+        self._schedule()
+
+    # ---- what it is made of, in the order in which it is made -----------------------------------
+    def _begin(self, journal: Journal, topology: Topology | None, *, is_shared: bool) -> Start:
+        """What the state begins with; from here on no former driver can write."""
+        return begin(
+            self.config,
+            self._run_id,
+            self.cluster.nodes,
+            self._epoch,
+            journal,
+            topology=topology,
+            marked=newest_mark(self.run_dir.checkpoints) if journal.damage else -1,
+            is_joined=is_shared,
+            replaces=self.engine.replaces,
+            **self._leadership.silence(self.config.recovery.driver_silent_s),
+        )
+
+    def _make_server(self, admission: Admission) -> Server:
+        """For the run's nodes, its monitor and consoles."""
+        handlers = dict.fromkeys((NodeBeat, Relay, Seals, WorkerGone, Report), self._on_message)
+        return Server(
             self.config.launch.network.endpoint,
             {
                 **handlers,
@@ -153,46 +173,42 @@ class Driver:
                 Verdict: self._verdict,
                 MonitorBeat: self._monitor_beat,
             },
-            keys=keys,
+            keys=self._keys,
             allowed=admission,
-            backlog=max(BACKLOG, cluster.nodes),  # a new driver is found by all within 0.25 s
+            # a new driver is found by all within 0.25 s
+            backlog=max(BACKLOG, self.cluster.nodes),
         )
-        self._joins = JoinServer.of(
-            self.run_dir, cluster, node, keys, members, admission, self._journal
+
+    def _make_gate(self, members: dict[int, Member], admission: Admission) -> JoinServer | None:
+        """The gate through which machines join; None on this machine alone."""
+        joins = JoinServer.of(
+            self.run_dir, self.cluster, self.node, self._keys, members, admission, self._journal
         )
-        if self._joins is not None:
-            self._joins.is_leaving, self._joins.epoch = self.state.is_leaving, epoch
-            self._joins.is_alive = self.state.is_alive
-            self._joins.rebooted = lambda node: self.handle(NodeRebooted(node))
-        self.connections = Connections(
-            self._server, self.state, self._reports, self._clock, self._run_id, node
-        )
-        self._requests.connections = self.connections
-        me = ProcessId.current()
-        self._holder = Holder(
-            epoch,
-            node,
-            me.pid,
-            me.start_ticks,
-            self._server.endpoint,
-            keys.public.decode(),
-            space=process_space(),
-            join_endpoint=self._joins.server.endpoint if self._joins is not None else "",
-        )
-        gather_s = GATHER_S * min(1.0, cluster.nodes / MANY_NODES)
-        self._service = Service("driver", self._server, gather_s=gather_s)
+        if joins is not None:
+            joins.is_leaving, joins.epoch = self.state.is_leaving, self._epoch
+            joins.is_alive = self.state.is_alive
+            joins.rebooted = lambda node: self.handle(NodeRebooted(node))
+        return joins
+
+    def _make_loop(self) -> Service:
+        """The loop, with what it reads."""
+        nodes = self.cluster.nodes
+        gather_s = GATHER_S * min(1.0, nodes / MANY_NODES)
+        service = Service("driver", self._server, gather_s=gather_s)
         for thread in (self._journal, self._background):
-            self._service.watch(thread.done_fd, thread.run_callbacks)
-        self._service.on_drain(self.connections.order_saves)
+            service.watch(thread.done_fd, thread.run_callbacks)
+        service.on_drain(self.connections.order_saves)
         gates = [self._joins.server] if self._joins is not None else []
         for gate in gates:
-            self._service.watch(gate.socket, gate.handle_ready)
-        self._service.every(
-            TICK_S, HandshakeLimiter([self._server, *gates], clients=cluster.nodes).look
-        )
+            service.watch(gate.socket, gate.handle_ready)
+        service.every(TICK_S, HandshakeLimiter([self._server, *gates], clients=nodes).look)
+        return service
+
+    def _make_runner(self) -> ActionRunner:
+        """Carries out what the state decides."""
         world, folder = self.config.parallel.world_size, self.run_dir.checkpoints
-        self._actions = ActionRunner(
-            node=node,
+        return ActionRunner(
+            node=self.node,
             run_dir=self.run_dir,
             engine=self.engine,
             background=self._background,
@@ -206,21 +222,38 @@ class Driver:
             finish=self._finish,
             leave=self._service.stop,
         )
-        self._leadership.note, self._leadership.stop = self.note, self._service.stop
-        self._service.every(LEASE_RENEW_S, self._leadership.renew)
-        self._service.every(TICK_S, self.tick)
-        self._service.every(FLUSH_S, self._reports.flush)
-        tools = (self.engine, cluster, self.connections, self._background)
+
+    def _schedule(self) -> None:
+        """Schedule what is done repeatedly."""
+        service = self._service
+        service.every(LEASE_RENEW_S, self._leadership.renew)
+        service.every(TICK_S, self.tick)
+        service.every(FLUSH_S, self._reports.flush)
+        tools = (self.engine, self.cluster, self.connections, self._background)
         looks = EngineProbe(*tools, self.handle, self.note)
-        self._service.every(ENDED_S, looks.find_ended)
-        self._service.every(ORPHANS_S, lambda: looks.find_orphans(self.state.nodes))
+        service.every(ENDED_S, looks.find_ended)
+        service.every(ORPHANS_S, lambda: looks.find_orphans(self.state.nodes))
         self._metrics.serve(
-            self._service, self._background, self.state, self._reports, lambda: self._outcome
+            service, self._background, self.state, self._reports, lambda: self._outcome
+        )
+
+    def _holder(self) -> Holder:
+        """What the lease says of this driver."""
+        me = ProcessId.current()
+        return Holder(
+            self._epoch,
+            self.node,
+            me.pid,
+            me.start_ticks,
+            self._server.endpoint,
+            self._keys.public.decode(),
+            space=process_space(),
+            join_endpoint=self._joins.server.endpoint if self._joins is not None else "",
         )
 
     def run(self) -> int:
         """Drive the run to its end; returns the exit code."""
-        self._leadership.begin(self._holder)
+        self._leadership.begin(self._holder())
         if self._joins is not None:
             self._keep_clock(self._clock.own(self.node, boot_id()))
         self.note("driver_started", {"epoch": self._epoch, "node": self.node})
