@@ -85,7 +85,32 @@ def test_every_service_is_scraped_and_every_step_exported_over_kills(machine: An
     machine.headway(*words, *settings)
     run = Run(machine.runs / NAME)
 
-    # Every service answers, under the labels that Prometheus gives it.
+    _every_service_answers(machine, run, ports)
+
+    # A second run with the same ports is refused before it starts.
+    other = machine.headway(
+        "run", "examples/tiny.toml", "--name", "other", *words[4:], *settings, code=2
+    )
+    assert f"metrics port {first} for the driver cannot be used: Address already in use" in other
+    assert not (machine.runs / "other").exists()
+
+    _figures_are_back_after_kills(machine, run, ports.of("driver"))
+
+    # The run ends, nothing is left, and TensorBoard shows every step of its history once.
+    machine.headway("stop", NAME, "--runs-dir", machine.runs, "--yes")
+    machine.assert_clean(NAME)
+    shown = EventAccumulator(str(run.folder.sinks / "tensorboard"), size_guidance={"scalars": 0})
+    shown.Reload()
+    assert [event.step for event in shown.Scalars("train/loss")] == list(
+        range(1, run.completed_steps + 1)
+    )
+    assert shown.Scalars("validation/loss")[0].step == 0
+    log = (run.folder.logs / "sink-tensorboard.log").read_text()
+    assert "exporting" in log and "Traceback" not in log
+
+
+def _every_service_answers(machine: Any, run: Run, ports: MetricsPorts) -> None:
+    """Under the labels that Prometheus gives it."""
     listed = machine.wait_until(lambda: targets(run), "the file of targets")
     assert {(row["labels"]["service"], row["labels"]["node"]) for row in listed} == {
         ("driver", "0"), ("monitor", "0"),
@@ -112,14 +137,9 @@ def test_every_service_is_scraped_and_every_step_exported_over_kills(machine: An
     assert scrape(ports.of("monitor"))["headway_monitor_ranks"] == 2
     assert scrape(ports.of("dataloader"))["headway_dataloader_batches_total"] > 0
 
-    # A second run with the same ports is refused before it starts.
-    other = machine.headway(
-        "run", "examples/tiny.toml", "--name", "other", *words[4:], *settings, code=2
-    )
-    assert f"metrics port {first} for the driver cannot be used: Address already in use" in other
-    assert not (machine.runs / "other").exists()
 
-    # The exporter, a rank and the driver are killed: each is back, and so are the figures.
+def _figures_are_back_after_kills(machine: Any, run: Run, driver: int) -> None:
+    """The exporter, a rank and the driver are killed; ``driver`` is the port of its figures."""
     exporter = process(run, "sink-tensorboard")
     exporter.kill(signal.SIGKILL)
     machine.headway("inject", NAME, "kill", "--rank", "1", "--runs-dir", machine.runs, "--yes")
@@ -137,15 +157,3 @@ def test_every_service_is_scraped_and_every_step_exported_over_kills(machine: An
         "the targets name the driver's node",
     )
     machine.wait_until(lambda: process(run, "sink-tensorboard") != exporter, "the next exporter")
-
-    # The run ends, nothing is left, and TensorBoard shows every step of its history once.
-    machine.headway("stop", NAME, "--runs-dir", machine.runs, "--yes")
-    machine.assert_clean(NAME)
-    shown = EventAccumulator(str(run.folder.sinks / "tensorboard"), size_guidance={"scalars": 0})
-    shown.Reload()
-    assert [event.step for event in shown.Scalars("train/loss")] == list(
-        range(1, run.completed_steps + 1)
-    )
-    assert shown.Scalars("validation/loss")[0].step == 0
-    log = (run.folder.logs / "sink-tensorboard.log").read_text()
-    assert "exporting" in log and "Traceback" not in log

@@ -93,20 +93,16 @@ def run(
     if dry_run:
         _show(resolved, as_json)
         return
-    from headway.console.cluster import Cluster
-    from headway.console.live.interrupts import STOPS
-
     if engine != "local" and cluster is not None:
         raise InputError(
             "--engine and --cluster cannot be used together",
             remedy=f"`headway cluster create DIR --{engine} FILE` makes a cluster of it",
         )
+    from headway.console.cluster import Cluster
+
     with _terminated_as_interrupted():
         place = Cluster(runs_dir, folder=cluster, engine=engine)
-        started = _launch(config, settings, name, place, as_json)
-        if not detach:
-            # until it is followed by who stops it with a checkpoint
-            signal.pthread_sigmask(signal.SIG_BLOCK, STOPS)
+        started = _launch(config, settings, name, place, as_json, is_followed=not detach)
     if detach:
         done = {"name": started.name, "path": started.path, "run_id": started.folder.run_id}
         emit(done, as_json, [f"run {started.name} is up; watch it with {started.hint('watch')}"])
@@ -194,13 +190,21 @@ def _launch(
     name: str | None,
     cluster: Cluster,
     as_json: bool,
+    *,
+    is_followed: bool,
 ) -> Run:
+    """Launch the run; if it is followed, signals wait for who stops it with a checkpoint."""
+    from headway.console.live.interrupts import STOPS
+
     report = reporter(as_json)
     try:
-        return cluster.launch(config, settings, name=name, measure=True, report=report)
+        started = cluster.launch(config, settings, name=name, measure=True, report=report)
     except KeyboardInterrupt:
         typer.echo("interrupted: launch cancelled, nothing left running", err=True)
         raise
+    if is_followed:
+        signal.pthread_sigmask(signal.SIG_BLOCK, STOPS)
+    return started
 
 
 def _stay(run: Run, as_json: bool) -> int:

@@ -118,13 +118,7 @@ def launch(
         for line in keep_config(run, config):
             report(line)
         config_origins.keep(run, origins, asked, config)
-        cluster = _cluster_for(run, folder, config.launch.nodes + config.launch.spares)
-        if machines is None:
-            # the rate at which MFU would be 1, for the metrics that the driver exports
-            run.note(full_tokens_per_s=full_rate(run.config, run.peak))
-            start(run, cluster, config.launch, report)
-        else:
-            start_on_machines(run, cluster, machines, report)
+        _start_on(run, folder, machines, report)
     return run
 
 
@@ -234,6 +228,23 @@ def _cluster_for(run: Run, folder: Path | None, nodes: int) -> ClusterFolder:
         )
     run.note(cluster=str(cluster.path))
     return cluster
+
+
+def _start_on(
+    run: Run,
+    folder: Path | None,
+    machines: MachinesConfig | None,
+    report: Callable[[str], None],
+) -> None:
+    """Start the run's nodes here, or on machines."""
+    launch = run.config.launch
+    cluster = _cluster_for(run, folder, launch.nodes + launch.spares)
+    if machines is None:
+        # the rate at which MFU would be 1, for the metrics that the driver exports
+        run.note(full_tokens_per_s=full_rate(run.config, run.peak))
+        start(run, cluster, launch, report)
+    else:
+        start_on_machines(run, cluster, machines, report)
 
 
 def start(
