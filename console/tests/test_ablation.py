@@ -11,6 +11,7 @@ import pytest
 from headway.common.config import load
 from headway.common.errors import CorruptError, HeadwayError, InputError
 from headway.console.ablation import measure as measuring
+from headway.console.ablation import place
 from headway.console.ablation.figures import Gain, gain, ranking
 from headway.console.ablation.ladder import Ladder, climb, turns
 from headway.console.ablation.record import FILE, Record
@@ -66,6 +67,29 @@ def test_every_setting_of_a_rung_exists_and_differs_without_it(rung: Any, file: 
     for key in keys:
         assert hasattr(value_of(config, key.rpartition(".")[0]), key.rpartition(".")[2]), key
     assert any(off != on for off, on in (switch.values(config) for switch in rung.switches))
+
+
+@pytest.mark.parametrize("key", ["interface", "fabric"])
+def test_a_layout_for_machines_is_refused_and_one_of_its_machines_is_not(
+    file: Path, key: str
+) -> None:
+    machines = ["launch.nodes=2", "launch.ranks_per_node=4"]
+    assert climb(file, machines, choose(["pp"]), steps=4, stand_in=True).variants, "emulated nodes"
+    with pytest.raises(InputError, match=f"launch.nodes=2 with launch.{key}='eth0'") as refused:
+        climb(file, [*machines, f"launch.{key}=eth0"], choose(["pp"]), steps=4, stand_in=True)
+    assert "all 8 ranks on this machine" in refused.value.message
+    assert "launch.nodes=1" in refused.value.remedy
+    own = ["launch.nodes=1", "launch.ranks_per_node=8", f"launch.{key}=eth0"]
+    assert climb(file, own, choose(["pp"]), steps=4, stand_in=True).variants
+
+
+def test_far_more_ranks_than_cpus_are_refused(file: Path) -> None:
+    config = climb(file, [], choose(["pp"]), steps=4, stand_in=True).variants[0].config
+    place.check_fits_here(config, num_cpus=1)
+    many = ["parallel.dp=8", "launch.ranks_per_node=32", "train.global_batch_size=64"]
+    many.append("train.device=cpu")
+    with pytest.raises(InputError, match="all 32 ranks on this machine, whose CPUs can share 16"):
+        place.check_fits_here(load(RunConfig, [file], many), num_cpus=1)
 
 
 def test_the_baseline_has_all_off_and_a_rung_takes_the_value_of_the_file(file: Path) -> None:

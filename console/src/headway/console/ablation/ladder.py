@@ -9,6 +9,7 @@ from pathlib import Path
 
 from headway.common.config import load
 from headway.common.errors import InputError
+from headway.console.ablation.place import check_fits_here
 from headway.console.ablation.rungs import BATCH_FACTOR, READ_AHEAD, RUNGS, Rung, Value
 from headway.console.machine.corpus_folder import own_corpus_folder
 from headway.trainer.client import resolve_auto
@@ -68,7 +69,8 @@ def climb(
 
     Raises:
         ConfigError: the configuration is wrong.
-        InputError: no rung applies to it, or ``steps`` is not such a multiple.
+        InputError: no rung applies to it, its ranks do not fit on this machine, or ``steps`` is
+            not such a multiple.
     """
     if steps < 1 or steps % BATCH_FACTOR:
         raise InputError(
@@ -100,6 +102,7 @@ class _Maker:
         self._steps = WARMUP_STEPS + steps
         own = own_corpus_folder(load(RunConfig, [file], self._overrides))
         self._own, self.line = resolve_auto(own, ranks=own.parallel.world_size)
+        check_fits_here(self._own)
         self._off: dict[str, Value] = {}
         self.left_out: dict[str, str] = {}
         for rung in RUNGS:  # also those that were not chosen

@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from headway.common.node.files import replace_file
 from headway.dataloader.client import DataClient
+from headway.trainer.comm import nccl_profile
 from headway.trainer.comm.channel import Channels
 from headway.trainer.comm.ctas import Ctas
 from headway.trainer.comm.groups import Groups, build
@@ -20,6 +21,7 @@ from headway.trainer.config import RunConfig
 from headway.trainer.data.batches import BatchSource, DataFactory, NumpyBatch, Split
 from headway.trainer.device.choose import take_device
 from headway.trainer.device.deterministic import make_deterministic
+from headway.trainer.device.locality import bind_near, pci_address
 from headway.trainer.session.hooks import StepHooks, StepResult
 from headway.trainer.session.session import Session
 from headway.trainer.trials.order import Outcome
@@ -57,8 +59,7 @@ def train(config: RunConfig, place: Place) -> Outcome:
     torch.set_num_threads(config.launch.threads_per_rank)
     if config.train.deterministic:
         make_deterministic()
-    on_gpu = config.train.device == "gpu"
-    device = take_device(place.rank) if on_gpu else torch.device("cpu")
+    device = _take_device(config, place.rank)
     meter = MemoryMeter(device)
     session = Session(config, place.rank, data_factory=_data(config, place), device=device)
     clock = _Clock(lambda: session.groups.limit(config.recovery.group_timeout_s))
@@ -76,6 +77,17 @@ def train(config: RunConfig, place: Place) -> Outcome:
     if place.passes is not None:
         return Outcome(clock.step_s)
     return Outcome(clock.step_s, clock.eval_loss, meter.peak())
+
+
+def _take_device(config: RunConfig, rank: int) -> torch.device:
+    """The rank's device, with NCCL's profile and next to the CPUs that a run's rank has, too."""
+    if config.train.device != "gpu":
+        return torch.device("cpu")
+    nccl_profile.apply(config.parallel)
+    device = take_device(rank)
+    if device.type == "cuda":
+        bind_near(pci_address(device))
+    return device
 
 
 class _Clock(StepHooks):
