@@ -45,7 +45,7 @@ def for_uv(python: Path, *, indexes: tuple[str, ...] = tuple(INDEXES)) -> dict[s
     env = {name: value for name, value in env.items() if name not in os.environ}
     if "UV_INDEX" in env or "UV_FIND_LINKS" in env:  # pip takes the best version of all indexes
         env.setdefault("UV_INDEX_STRATEGY", "unsafe-best-match")
-    return {"UV_SYSTEM_CERTS": "1", "UV_PYTHON_DUV_INDEX_VARIABLESLOADS": "never", **env}
+    return {"UV_SYSTEM_CERTS": "1", "UV_PYTHON_DOWNLOADS": "never", **env}
 
 
 def read(python: Path) -> dict[str, str]:
