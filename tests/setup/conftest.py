@@ -25,6 +25,16 @@ KEPT = (
 """Beginnings of the variables without which this machine may not reach its package index."""
 DEAD_PROXY = "http://127.0.0.1:9"
 SMALL = Path(__file__).with_name("small.py")
+SMALL_PARTS = (
+    "Makefile",
+    "constraints.txt",
+    "pyproject.toml",
+    "infra/setup",
+    "libs/common",
+    "libs/launch",
+    "services/health",  # installed where there is a GPU
+)
+"""What a set-up by ``small.py`` may read."""
 
 
 @pytest.fixture
@@ -36,9 +46,10 @@ def environment() -> dict[str, str]:
 
 @pytest.fixture
 def offline(environment: dict[str, str]) -> dict[str, str]:
-    """The same without a network."""
+    """The same without a network, and without the seconds for which uv tries again."""
     names = ("http_proxy", "https_proxy", "HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY")
-    return {**environment, **dict.fromkeys(names, DEAD_PROXY), "PIP_PROXY": DEAD_PROXY}
+    proxies = {**dict.fromkeys(names, DEAD_PROXY), "PIP_PROXY": DEAD_PROXY}
+    return {**environment, **proxies, "UV_HTTP_RETRIES": "0"}
 
 
 @pytest.fixture(scope="session")
@@ -72,12 +83,16 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def checkout(place: Path) -> Path:
-    """What git knows of this tree, in a folder with a blank in its name."""
+def checkout(place: Path, request: pytest.FixtureRequest) -> Path:
+    """What git knows of this tree, in a folder with a blank in its name.
+
+    Only a part of it for tests of small set-ups: a whole copy takes seconds.
+    """
     target = place / "a checkout"
     shutil.rmtree(target, ignore_errors=True)
+    parts = SMALL_PARTS if {"small", "small_anew"} & set(request.fixturenames) else ()
     listed = subprocess.run(
-        ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"],
+        ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard", "--", *parts],
         cwd=ROOT,
         capture_output=True,
         check=True,
