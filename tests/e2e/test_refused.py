@@ -34,7 +34,7 @@ def _wait_for_step(machine: Any, step: int) -> Run:
 
 
 @pytest.mark.timeout(300)
-def test_other_data_end_a_run_at_its_next_generation_or_start_and_its_own_let_it_go_on(
+def test_other_data_end_a_run_at_its_next_generation_or_start_and_a_damaged_checkpoint_does_not(
     machine: Any,
 ) -> None:
     data, kept = machine.folder / "data", machine.folder / "kept"
@@ -69,15 +69,11 @@ def test_other_data_end_a_run_at_its_next_generation_or_start_and_its_own_let_it
     os.kill(resumed.pid, signal.SIGINT)
     assert resumed.wait(60) == 0, machine.output.read_text()
     assert run.outcome == "stopped"
+    _damage_the_newest_checkpoint(machine, run, f"data.path={data}")
 
 
-@pytest.mark.timeout(240)
-def test_a_damaged_newest_checkpoint_is_passed_over_for_the_one_before(machine: Any) -> None:
-    overrides = ("train.steps=1000000", "ckpt.durable_every=5")
-    foreground = machine.start(*_command(machine, *overrides))
-    run = _wait_for_step(machine, 12)
-    os.kill(foreground.pid, signal.SIGINT)
-    assert foreground.wait(60) == 0, machine.output.read_text()
+def _damage_the_newest_checkpoint(machine: Any, run: Run, path: str) -> None:
+    """Of the stopped run, which then resumes at the one before and finishes."""
     damaged = newest(run.folder.checkpoints)
     assert damaged is not None
     older = newest(run.folder.checkpoints, max_step=damaged.step - 1)
@@ -86,7 +82,7 @@ def test_a_damaged_newest_checkpoint_is_passed_over_for_the_one_before(machine: 
         file.seek(-100, os.SEEK_END)
         file.write(b"\x5a" * 50)
     steps = (f"train.steps={damaged.step + 3}", "ckpt.durable_every=5")
-    text = machine.headway(*_command(machine, *steps))
+    text = machine.headway(*_command(machine, path, *steps))
     assert f"from the checkpoint of step {older.step}" in text
     assert f"finished after step {damaged.step + 3}" in text
     machine.assert_clean("tiny")

@@ -50,40 +50,38 @@ def _wait_for_step(machine: Any, name: str, step: int) -> None:
 
 
 @pytest.fixture(scope="module")
-def uninterrupted(make_machine: Any) -> str:
-    """Digest of the parameters after the same run without any disturbance."""
+def uninterrupted(make_machine: Any) -> Any:
+    """A machine on which the run ``tiny`` has made all its steps without any disturbance."""
     machine = make_machine()
-    machine.headway(*_run(machine, LONG, name="whole"))
-    return machine.digest("whole")
+    foreground = machine.start(*_run(machine, LONG, "train.sample_tokens=8"))
+    _wait_for_step(machine, "tiny", 0)
+    machine.listened = machine.listening()
+    assert foreground.wait(120) == 0, machine.output.read_text()
+    return machine
 
 
 @pytest.mark.timeout(300)
-def test_a_run_ends_with_a_summary_and_leaves_nothing_behind(machine: Any) -> None:
-    foreground = machine.start(
-        *_run(machine, "train.steps=20", "train.sample_tokens=8", "ckpt.durable_every=10")
-    )
-    _wait_for_step(machine, "tiny", 0)
-    listened = machine.listening()
-    assert listened, "executors and driver listen while the run lives"
-    assert foreground.wait(120) == 0, machine.output.read_text()
-    machine.assert_clean("tiny", listened=listened)
+def test_a_run_ends_with_a_summary_and_leaves_nothing_behind(uninterrupted: Any) -> None:
+    machine = uninterrupted
+    assert machine.listened, "executors and driver listen while the run lives"
+    machine.assert_clean("tiny", listened=machine.listened)
     folder = machine.runs / "tiny"
     for path in (folder, *folder.rglob("*")):
         assert not path.stat().st_mode & 0o077, f"{path} is open to other users"
     text = machine.output.read_text()
-    assert "run tiny: finished after step 20/20" in text
+    assert f"run tiny: finished after step {STEPS}/{STEPS}" in text
     for word in (
         "validation loss",
         "training unigrams give",
         "tokens/s",
         "MFU",
-        "checkpoint       step 20",
+        f"checkpoint       step {STEPS}",
         "sample:",
         "trace ",
     ):
         assert word in text, text
     done = completed_steps(load_events(machine.runs / "tiny"))
-    every_step = [(rank, step) for rank in (0, 1) for step in range(20)]
+    every_step = [(rank, step) for rank in (0, 1) for step in range(STEPS)]
     assert sorted(done.select("rank", "step").rows()) == every_step
     # The same command again is a new run, and its summary is JSON on request.
     out = machine.headway(*_run(machine, "train.steps=3"), "--json")
@@ -101,8 +99,8 @@ def test_a_run_ends_with_a_summary_and_leaves_nothing_behind(machine: Any) -> No
 
 
 @pytest.mark.timeout(300)
-def test_ctrl_c_stops_with_a_checkpoint_and_the_next_run_goes_on_to_the_same_bits(
-    machine: Any, uninterrupted: str
+def test_after_ctrl_c_and_sigkill_of_everything_the_next_run_goes_on_to_the_same_bits(
+    machine: Any, uninterrupted: Any
 ) -> None:
     foreground = machine.start(*_run(machine, LONG))
     _wait_for_step(machine, "tiny", 12)
@@ -119,23 +117,12 @@ def test_ctrl_c_stops_with_a_checkpoint_and_the_next_run_goes_on_to_the_same_bit
     assert max(_steps_logged(run)) == stopped_at - 1, "the checkpoint holds every completed step"
     assert f"run tiny: stopped after step {stopped_at}/{STEPS}" in machine.output.read_text()
 
-    text = machine.headway(*_run(machine, LONG))
-    assert "resuming run tiny" in text
-    assert f"resuming from step {stopped_at} (durable)" in text
-    assert not (machine.runs / "tiny-2").exists()
-    assert _steps_logged(run) == list(range(STEPS)), "no step is missing and none was done twice"
-    assert machine.digest("tiny") == uninterrupted
-    machine.assert_clean("tiny")
-
-
-@pytest.mark.timeout(300)
-def test_after_sigkill_of_everything_the_next_run_cleans_up_and_goes_on_to_the_same_bits(
-    machine: Any, uninterrupted: str
-) -> None:
     machine.start(*_run(machine, LONG))
-    _wait_for_step(machine, "tiny", 22)
-    run = Run(machine.runs / "tiny")
-    machine.wait_until(lambda: newest(run.folder.checkpoints), "a checkpoint is complete")
+    _wait_for_step(machine, "tiny", stopped_at + 4)
+    line = f"resuming from step {stopped_at} (durable)"
+    machine.wait_until(lambda: line in machine.output.read_text(), line)
+    logged = _steps_logged(run)
+    assert logged == list(range(len(logged))), "no step is missing and none was done twice"
     titles = [Path(f"/proc/{one.pid}/cmdline").read_text() for one in machine.processes()]
     for rank in (0, 1):  # what ps shows
         assert any(f"headway tiny: rank {rank} (dp {rank}), node 0" in one for one in titles), (
@@ -144,6 +131,8 @@ def test_after_sigkill_of_everything_the_next_run_cleans_up_and_goes_on_to_the_s
     listened = machine.listening()
     # console, executor, driver, monitor, four services, workers
     assert machine.kill_everything() >= 8
+    assert "resuming run tiny" in machine.output.read_text()
+    assert not (machine.runs / "tiny-2").exists()
     assert not run.outcome
     assert any(machine.shm_root.iterdir()), "killed processes cannot tidy up"
     kept = newest(run.folder.checkpoints)
@@ -156,7 +145,7 @@ def test_after_sigkill_of_everything_the_next_run_cleans_up_and_goes_on_to_the_s
     # what was on its way to the journal when everything died is not measured again
     lost = set(range(STEPS)) - set(_steps_logged(run))
     assert len(lost) <= 8 and all(step < int(found[1]) for step in lost), lost
-    assert machine.digest("tiny") == uninterrupted
+    assert machine.digest("tiny") == uninterrupted.digest("tiny")
     machine.assert_clean("tiny", listened=listened)
 
 

@@ -257,13 +257,13 @@ def _looks_tidy(notebook: Any) -> None:
 def test_launch_and_steer_recovers_from_three_faults_and_trains_to_the_end(
     runs: Path, small: Path, tmp_path: Path
 ) -> None:
-    small.write_text(small.read_text().replace("steps = 4000", "steps = 400"))
+    small.write_text(small.read_text().replace("steps = 4000", "steps = 250"))
     copy = with_paths("01_launch_and_steer.ipynb", tmp_path, config=small, runs=runs)
     notebook = execute(copy, tmp_path / "done.ipynb")
     text = text_of(notebook)
     assert "RunConsole" in text, "the live console is shown"
     assert "3: 'replaced'" in text and "0: 'replaced'" in text and text.count("same process") == 2
-    assert "recovery " in text and "finished after step 400/400" in text
+    assert "recovery " in text and "finished after step 250/250" in text
     (run,) = Cluster(runs).runs()
     assert run.name == "notebook" and run.outcome == "finished"
     assert run.recoveries().height == 2
