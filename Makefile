@@ -16,7 +16,7 @@ export OMP_NUM_THREADS ?= 1
 # again (2 s of CPU) and Headway's own modules.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help setup setup-lab setup-test run slurm-bed test-packages lab test check lint types fmt lock lock-check docs screenshots matrix \
+.PHONY: help setup setup-lab setup-test run slurm-bed test-packages lab test bytecode check lint types fmt lock lock-check docs screenshots matrix \
         drill campaign mutations mutants down-time bench-train fuzz gpu gpu-wheels up down status logs ssh infra-test clean
 
 help: ## this list
@@ -48,6 +48,9 @@ test: setup-test ## every test but the slow ones of `make fuzz`; JOBS=3 files at
 	@mkdir -p .pytest_cache
 	"$(PY)" -m pytest -q -m "not slow" -n $(JOBS) --dist loadfile --no-loadscope-reorder --durations=10 $(ARGS); \
 	    code=$$?; echo $$code > .pytest_cache/exit; exit $$code
+
+bytecode: setup-test ## compile all tests once; else each of the JOBS would (.ci/run does it)
+	@"$(PY)" -m pytest -q --collect-only -p no:cacheprovider >/dev/null 2>&1 || true
 
 check: lint types ## format, lint, types and the fast tests
 	"$(PY)" -m pytest -q -m "not slow" libs services/controller/tests/decisions/test_state.py \
