@@ -88,6 +88,17 @@ def test_hosts_that_only_launch_work_prove_nothing() -> None:
     ]
 
 
+@pytest.mark.parametrize("lived_s", [0.4, 1.0, 1.8])
+def test_a_frozen_rank_that_waits_like_all_others_is_named_first(lived_s: float) -> None:
+    """Its last sign of life came after its last move, so that the hang is seen before the frost."""
+    timelines = lockstep(4, 60, lambda _: 0.4)
+    for timeline in timelines:
+        timeline.hang(HUNG_S, "NORM")
+    timelines[1].frozen_at_s = HUNG_S + lived_s
+    given = [one for _, one in play(MonitorState(CONFIG, RUN_ID), on_nodes(timelines), 40.0)]
+    assert [(one.kind, one.rank) for one in given] == [("silence", 1)]
+
+
 def test_an_unexplained_hang_ends_when_ranks_move_or_another_generation_begins() -> None:
     timelines = lockstep(2, 60, lambda _: 0.4)
     for timeline in timelines:
