@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 from headway.trainer.config import ModelConfig
-from headway.trainer.model.kernels import ON_CPU, Kernels, kernels
+from headway.trainer.model.kernels import ON_CPU, UNCOMPILED, Kernels, kernels
 from headway.trainer.model.positions import Places
 
 SEQ, BATCH, HEADS, HEAD_DIM, WIDTH, WORDS = 16, 2, 3, 8, 48, 96
@@ -99,7 +99,7 @@ def test_a_leaf_compiles_whole_and_equals_the_plain_one(name: str, dtype: torch.
     more = optional(name, arguments(name, dtype), dtype)
     for with_optional in (False, True)[: 1 + bool(more)]:
         found = results(compiled(), name, dtype, with_optional=with_optional)
-        for plain in (Kernels(), ON_CPU):
+        for plain in (Kernels(), UNCOMPILED, ON_CPU):
             wanted = results(plain, name, dtype, with_optional=with_optional)
             for one, other in zip(found, wanted, strict=True):
                 assert (one.dtype, one.shape) == (other.dtype, other.shape)

@@ -37,12 +37,21 @@ def join_heads(
 
     It is written to ``out`` if that is given.
     """
-    rows = [t.permute(2, 0, 1, 3) for t in (q, k, v)]
-    turned = [
-        _rotated(t.reshape(*t.shape[:3], -1, 2), cos, -sin, q.dtype)  # the map is orthogonal
-        for t in rows[:2]
-    ]
-    return put(_joined(turned[0], turned[1], rows[2], queries).flatten(2), out)
+    return put(_joined(*_turned_back(q, k, v, cos, sin), queries), out)
+
+
+def join_heads_in_parts(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    cos: torch.Tensor,
+    sin: torch.Tensor,
+    queries: int,
+    out: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """``join_heads`` without a compiler."""
+    out = _room(q, k, q.dtype) if out is None else out
+    return _written(*_turned_back(q, k, v, cos, sin), queries, out)
 
 
 def split_plain(qkv: torch.Tensor, head_dim: int, queries: int) -> Three:
@@ -60,8 +69,19 @@ def join_plain(
     out: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """The backward of ``split_plain``."""
-    q, k, v = (t.permute(2, 0, 1, 3) for t in (q, k, v))
-    return put(_joined(q, k, v, queries).flatten(2), out)
+    return put(_joined(*_rows(q, k, v), queries), out)
+
+
+def join_plain_in_parts(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    queries: int,
+    out: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """``join_plain`` without a compiler."""
+    out = _room(q, k, q.dtype) if out is None else out
+    return _written(*_rows(q, k, v), queries, out)
 
 
 def rotate(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
@@ -91,10 +111,45 @@ def _rotated(
     return torch.stack(turned, -1).flatten(-2).to(dtype)
 
 
+def _rows(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> Three:
+    """[B, H, S, D] as [S, B, H, D]."""
+    return q.permute(2, 0, 1, 3), k.permute(2, 0, 1, 3), v.permute(2, 0, 1, 3)
+
+
+def _turned_back(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor
+) -> Three:
+    """Their rows, with the rotation of q and k undone: the map is orthogonal."""
+    q, k, v = _rows(q, k, v)
+    q, k = (_rotated(t.reshape(*t.shape[:3], -1, 2), cos, -sin, t.dtype) for t in (q, k))
+    return q, k, v
+
+
 def _joined(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, queries: int) -> torch.Tensor:
-    """Rows [S, B, G * Q, D] and [S, B, G, D] to [S, B, G, Q + 2, D]."""
+    """Rows [S, B, G * Q, D] and [S, B, G, D] to [S, B, G * (Q + 2) * D].
+
+    For GPUs torch's compiler makes this and what is before it one kernel that writes each element
+    once. Of ``_written`` it would make one that also reads what it overwrites (torch 2.13).
+    """
     grouped = q.reshape(*q.shape[:2], -1, queries, q.shape[-1])
-    return torch.cat((grouped, k[:, :, :, None], v[:, :, :, None]), 3)
+    return torch.cat((grouped, k[:, :, :, None], v[:, :, :, None]), 3).flatten(2)
+
+
+def _written(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, queries: int, out: torch.Tensor
+) -> torch.Tensor:
+    """``out`` with what ``_joined`` returns, each part written straight to its place."""
+    heads = out.view(*k.shape[:3], queries + 2, -1)
+    heads[..., :queries, :].copy_(q.view(*k.shape[:3], queries, -1))
+    heads[..., queries, :].copy_(k)
+    heads[..., queries + 1, :].copy_(v)
+    return out
+
+
+def _room(q: torch.Tensor, k: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """Memory for q, k and v [B, H, S, D] joined."""
+    batch, heads, length, head_dim = q.shape
+    return q.new_empty((length, batch, (heads + 2 * k.shape[1]) * head_dim), dtype=dtype)
 
 
 def split_heads_on_cpu(
@@ -126,12 +181,11 @@ def join_heads_on_cpu(
     queries: int,
     out: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """``join_heads``, in the same way."""
-    q, k, v = (t.permute(2, 0, 1, 3) for t in (q, k, v))
-    joined = _joined(q, k, v, queries)
-    wide = joined.to(cos.dtype).view(*joined.shape[:3], -1, 2)
-    turned = torch.view_as_real(torch.view_as_complex(wide) * _factors(cos, -sin, queries))
-    return put(turned.to(q.dtype).flatten(2), out)
+    """``join_heads``, in the same way and in place."""
+    wide = _written(*_rows(q, k, v), queries, _room(q, k, cos.dtype))
+    pairs = wide.view(*wide.shape[:2], k.shape[1], -1, 2)
+    torch.view_as_complex(pairs).mul_(_factors(cos, -sin, queries))
+    return wide.to(q.dtype) if out is None else out.copy_(wide)
 
 
 def _factors(cos: torch.Tensor, sin: torch.Tensor, queries: int) -> torch.Tensor:

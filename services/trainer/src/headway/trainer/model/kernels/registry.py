@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 import torch
@@ -66,7 +66,13 @@ def _watched(operation: Callable[..., Any]) -> Callable[..., Any]:
     return call
 
 
-ON_CPU = Kernels(
+UNCOMPILED = Kernels(
+    join_heads=heads.join_heads_in_parts,
+    join_plain=heads.join_plain_in_parts,
+)
+"""For any device, without a compiler."""
+ON_CPU = replace(
+    UNCOMPILED,
     layer_norm=norms.layer_norm_on_cpu,
     rms_norm=norms.rms_norm_on_cpu,
     rms_norm_backward=norms.rms_norm_backward_on_cpu,
@@ -94,4 +100,4 @@ def kernels(device: torch.device, *, compile_each: bool) -> Kernels:
                 for field in fields(Kernels)
             }
         )
-    return ON_CPU if device.type == "cpu" else Kernels()
+    return ON_CPU if device.type == "cpu" else UNCOMPILED
