@@ -14,11 +14,14 @@ from headway.common.errors import ConfigError
 from headway.testkit.trainer.models import Part, cut, tiny_model
 from headway.trainer.comm.interface import SingleRank
 from headway.trainer.optim.adamw import AdamW
-from headway.trainer.state.flat import ALIGNMENT, FlatChunk
+from headway.trainer.state import flat as flat_module
+from headway.trainer.state.flat import ALIGNMENT, FlatChunk, square_sum
 from headway.trainer.state.initial_weights import BLOCK, initial_values
 from headway.trainer.state.params import ParamSpec, Precision
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
+from services.trainer.tests.model.kernel_traffic import Traffic
 
 FIELDS = ("master", *AdamW.moments)
 FP64 = Precision.of("fp64")
@@ -174,6 +177,33 @@ def test_the_norm_of_an_fp32_shard_is_summed_in_fp64() -> None:
     assert flat.norm_square().item() == pytest.approx(
         (1 << 20) * torch.tensor(0.1).double().item() ** 2, rel=1e-10
     )
+
+
+class OnGpu(torch.Tensor):
+    """Values in the host's memory that say they are on a GPU."""
+
+    @property
+    def device(self) -> torch.device:  # type: ignore[override]
+        """Not where they are."""
+        return torch.device("cuda")
+
+
+@pytest.mark.parametrize("numel", [1, 1000, 1001])
+def test_a_gpu_sums_squares_in_fp64(numel: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(flat_module, "GPU_BLOCK", 1000)
+    values = torch.randn(numel, generator=torch.Generator().manual_seed(0))
+    for scale in (1.0, 1e30, 1e-30):  # the squares of the latter two are no fp32 numbers
+        scaled = values * scale
+        found = square_sum(scaled.as_subclass(OnGpu)).item()
+        assert found == pytest.approx(scaled.double().square().sum().item(), rel=1e-13)
+
+
+def test_a_gpu_reads_values_once_to_sum_their_squares() -> None:
+    values = torch.empty((1 << 26) + 3, device="meta")
+    with Traffic() as traffic:
+        total = square_sum(values)
+    assert (total.dtype, total.shape) == (torch.float64, ())
+    assert 0 <= sum(traffic.nbytes.values()) - 4 * len(values) < 1000, traffic.nbytes
 
 
 @pytest.mark.parametrize("dp", [1, 3])
