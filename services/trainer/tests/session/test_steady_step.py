@@ -25,6 +25,7 @@ VARIANTS: dict[str, dict[str, dict[str, Any]]] = {
     "selective": {"train": {"recompute": "selective"}},
     "full": {"train": {"recompute": "full"}},
     "bf16": {"train": {"dtype": "bf16"}},
+    "documents": {"model": {"document_end": 7}},
     "buckets": {"parallel": {"vp": 2}},
     "lamb": {"optim": {"name": "lamb", "max_trust_ratio": 10.0}},
 }

@@ -122,7 +122,7 @@ class Attention:
     def _attend(
         self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, at: Positions
     ) -> torch.Tensor:
-        return attend(q, k, v, window=self.window, borders=at.borders)
+        return attend(q, k, v, window=self.window, borders=at.borders, packing=at.packing)
 
 
 def _wide(weight: Parameter) -> torch.Tensor:

@@ -18,6 +18,24 @@ host, as flash attention's ``cu_seqlens`` of one sequence."""
 
 
 @dataclass(frozen=True, slots=True)
+class Packing:
+    """Where the documents of a micro-batch begin if its rows follow each other, for a GPU.
+
+    Rows without borders are alike and count as one: (0, S).
+    """
+
+    starts: torch.Tensor
+    """[documents + 1] int32 on the device, the last one the end of the last document."""
+    longest: int
+    """Tokens of the longest document."""
+
+    @property
+    def num_documents(self) -> int:
+        """Documents of all rows."""
+        return self.starts.shape[0] - 1
+
+
+@dataclass(frozen=True, slots=True)
 class Positions:
     """What the layers need to know about the order of S tokens in each of B sequences."""
 
@@ -27,6 +45,8 @@ class Positions:
     """[S, B] int64; None means 0 to S - 1."""
     borders: Borders | None = None
     """None means that each sequence is one document."""
+    packing: Packing | None = None
+    """None on a CPU, and where there are neither windows nor borders."""
 
 
 class Places:
@@ -34,6 +54,7 @@ class Places:
 
     def __init__(self, model: Architecture, dtype: torch.dtype, device: torch.device) -> None:
         self._device = device
+        self._has_windows = model.window is not None
         self._cos: torch.Tensor | None = None
         if model.positions == "rotary":
             angle = torch.outer(
@@ -50,12 +71,26 @@ class Places:
         With ``borders`` they begin anew at each document.
         """
         if index is None and borders is not None:
-            index = _index(borders).to(self._device)
+            index = _sent(_index(borders), self._device)
+        packing = None
+        if self._device.type == "cuda" and (self._has_windows or borders is not None):
+            packing = packing_of(borders, length, self._device)
         if self._cos is None:
-            return Positions(None, index, borders)
+            return Positions(None, index, borders, packing)
         if index is None:
-            return Positions((self._cos[:length], self._sin[:length]), None, borders)
-        return Positions((self._cos[index, 0], self._sin[index, 0]), index, borders)
+            return Positions((self._cos[:length], self._sin[:length]), None, borders, packing)
+        return Positions((self._cos[index, 0], self._sin[index, 0]), index, borders, packing)
+
+
+def packing_of(borders: Borders | None, length: int, device: torch.device) -> Packing:
+    """Return the packing of rows of ``length`` tokens, without waiting for the device."""
+    rows = ((0, length),) if borders is None else borders
+    starts = [number * length + start for number, row in enumerate(rows) for start in row[:-1]]
+    # Always of one size: to page-lock memory of a new one would wait for the device.
+    host = torch.zeros(len(rows) * length + 1, dtype=torch.int32)
+    host.numpy()[: len(starts) + 1] = (*starts, len(rows) * length)
+    longest = max(stop - start for row in rows for start, stop in pairwise(row))
+    return Packing(_sent(host, device)[: len(starts) + 1], longest)
 
 
 def rotary_frequencies(model: Architecture) -> torch.Tensor:
@@ -85,3 +120,10 @@ def _index(borders: Borders) -> torch.Tensor:
         torch.cat([torch.arange(stop - start) for start, stop in pairwise(row)]) for row in borders
     ]
     return torch.stack(rows, 1)
+
+
+def _sent(host: torch.Tensor, device: torch.device) -> torch.Tensor:
+    """``host`` on ``device``; to a GPU from page-locked memory, so that the host does not wait."""
+    if device.type != "cuda":
+        return host.to(device)
+    return host.pin_memory().to(device, non_blocking=True)

@@ -1,8 +1,9 @@
 """Causal attention of q [B, H, S, D] over k, v [B, G, S, D], within a window and within documents.
 
-torch's fused kernel computes each part that is a plain triangle or a band; what lies outside is
-never computed. Parts that do not overlap are cut with ``split`` and put together with ``cat``,
-whose backward touches each element once.
+On a GPU one call of flash attention does it (``kernels.varlen``). Elsewhere torch's fused kernel
+computes each part that is a plain triangle or a band; what lies outside is never computed. Parts
+that do not overlap are cut with ``split`` and put together with ``cat``, whose backward touches
+each element once.
 """
 
 from __future__ import annotations
@@ -12,7 +13,8 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from headway.trainer.model.positions import Borders
+from headway.trainer.model.kernels.varlen import attend_packed, fits
+from headway.trainer.model.positions import Borders, Packing
 
 BLOCK = 256
 """Queries of a band at a time: each computes the scores of ``window + BLOCK - 1`` keys."""
@@ -25,8 +27,17 @@ def attend(
     *,
     window: int | None = None,
     borders: Borders | None = None,
+    packing: Packing | None = None,
 ) -> torch.Tensor:
-    """[B, H, S, D]: each token sees the ``window`` newest ones of its document, itself included."""
+    """[B, H, S, D]: each token sees the ``window`` newest ones of its document, itself included.
+
+    ``packing`` is that of ``borders`` on a GPU.
+    """
+    if window is not None and window >= q.shape[2]:
+        window = None
+    is_plain = window is None and borders is None
+    if packing is not None and not is_plain and fits(q, k, packing):
+        return attend_packed(q, k, v, window=window, packing=packing)
     if borders is None or all(len(row) == 2 for row in borders):
         return _document(q, k, v, window)
     rows = []
