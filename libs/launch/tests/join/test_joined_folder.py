@@ -127,6 +127,20 @@ def test_a_machine_without_the_gpus_or_the_shared_memory_is_refused(
 
 
 @pytest.mark.parametrize(
+    ("device", "missing"), [("gpu", "C compiler gcc or clang"), ("cpu", r"C\+\+ compiler g\+\+")]
+)
+def test_a_machine_without_a_compiler_is_refused_where_ranks_compile(
+    device: str, missing: str, tmp_path: Path, bundle: Bundle, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    for name in ("CC", "CXX"):
+        monkeypatch.delenv(name, raising=False)
+    needs.check(bundle)
+    with pytest.raises(InputError, match=f"compile kernels .*there is no {missing}; install one"):
+        needs.check(dataclasses.replace(bundle, compiles_on=device))
+
+
+@pytest.mark.parametrize(
     ("changes", "refusal"),
     [
         ({"corpus": Corpus("/no/such/corpus", "0" * 64)}, "has no corpus in"),

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from headway.common.config import from_dict
 from headway.common.errors import InputError
+from headway.common.node.compiler import lack_for_compiling
 from headway.testkit.trainer.layouts import small_run
 from headway.testkit.trainer.synthetic import synthetic
 from headway.trainer.comm.groups import Groups
@@ -84,9 +85,26 @@ def test_what_a_compiler_needs_is_looked_for_before_ranks_start(
         resolve_auto(dataclasses.replace(config(), train=asked), ranks=1)
     (tmp_path / "gcc").touch(0o755)
     monkeypatch.setattr("sysconfig.get_paths", lambda: {"include": str(tmp_path)})
-    assert machine.lack_for_compiling(on_gpu=True) == f"there is no {tmp_path}/Python.h"
+    assert lack_for_compiling(on_gpu=True) == f"there is no {tmp_path}/Python.h"
     (tmp_path / "Python.h").touch()
-    assert machine.lack_for_compiling(on_gpu=True) == ""
+    assert lack_for_compiling(on_gpu=True) == ""
+
+
+def test_ranks_are_not_judged_by_a_machine_that_carries_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    asked: list[bool] = []
+
+    def nothing(on_gpu: bool) -> str:
+        asked.append(on_gpu)
+        return ""
+
+    found, said = resolve_auto(config(device="gpu"), ranks=1, gpus=1, find_lack=nothing)
+    assert found.train.compile is True and "compile auto: yes" in said and asked == [True]
+    lacks = "there is no C compiler gcc or clang on b"
+    found, said = resolve_auto(config("gpu"), ranks=1, gpus=1, find_lack=lambda _: lacks)
+    assert found.train.compile is False and f"compile auto: no, {lacks}" in said
 
 
 def test_a_worker_refuses_to_compile_on_a_machine_without_a_compiler(

@@ -15,7 +15,7 @@ from headway.common.node.run_dir import RunDir
 from headway.console.folder.claim import StillRunningError, has_led
 from headway.console.hints import PODS
 from headway.console.lifecycle.shared_folder import check_possible, make_shared, shared_folder
-from headway.console.pods.manifests import needs_of
+from headway.console.pods.manifests import compiles_on, needs_of
 from headway.console.pods.run import PodsRun
 from headway.console.run import Run
 from headway.dataloader import Dataset
@@ -92,11 +92,11 @@ def slurm_defaults(runs_dir: Path) -> SlurmConfig:
 def resolve_on_machines(config: RunConfig, machines: MachinesConfig) -> tuple[RunConfig, str]:
     """Resolve ``auto`` where this machine carries no rank.
 
-    It does what ``resolve_auto`` does, but ``auto`` is decided by the hardware of the machines;
-    what a configuration asks for, each machine checks when it joins.
+    It does what ``resolve_auto`` does, but ``auto`` is decided by what the machines have; what a
+    configuration asks for, each machine checks when it joins.
 
     Raises:
-        InputError: as ``resolve_auto``. HeadwayError: as ``hardware_of``.
+        InputError: as ``resolve_auto``. HeadwayError: as ``hardware_of`` and ``compiler_lack``.
     """
     ranks, train = config.launch.ranks_per_node, config.train
     if "auto" in (train.device, train.dtype):
@@ -104,7 +104,13 @@ def resolve_on_machines(config: RunConfig, machines: MachinesConfig) -> tuple[Ru
     else:
         there = choose.Hardware(0)
     gpus = ranks if train.device == "gpu" else there.gpus
-    return resolve_auto(config, ranks=ranks, gpus=gpus, cpuinfo=there.cpuinfo)
+
+    def find_lack(on_gpu: bool) -> str:
+        if train.compile == "auto" and on_gpu:
+            return choose.compiler_lack(machines, config.launch.nodes + config.launch.spares)
+        return ""
+
+    return resolve_auto(config, ranks=ranks, gpus=gpus, cpuinfo=there.cpuinfo, find_lack=find_lack)
 
 
 def check_machines(machines: MachinesConfig, config: RunConfig) -> None:
@@ -180,6 +186,7 @@ def prepare(
         corpus=corpus,
         gpus=needs.gpus,
         shm_bytes=needs.shm_bytes,
+        compiles_on=compiles_on(config),
     )
     try:
         if lease_of(folder.control).look().holder is not None:

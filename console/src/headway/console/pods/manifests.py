@@ -65,6 +65,7 @@ def new_bundle(config: RunConfig, pods: KubernetesConfig, name: str) -> tuple[Bu
         corpus=Corpus(config.data.path),
         gpus=needs.gpus,
         shm_bytes=needs.shm_bytes,
+        compiles_on=compiles_on(config),
     )
     return bundle, key.to_text().decode()
 
@@ -126,6 +127,11 @@ def needs_of(config: RunConfig) -> Needs:
         shm_bytes=shm_bytes,
         gpus=launch.ranks_per_node if on_gpu else 0,
     )
+
+
+def compiles_on(config: RunConfig) -> str:
+    """For what a node's ranks compile kernels, as ``Bundle.compiles_on`` has it."""
+    return config.train.device if config.train.compile is True else ""
 
 
 class _Dumper(yaml.SafeDumper):  # type: ignore[misc]

@@ -19,7 +19,7 @@ from headway.launch.engines.kubernetes.config import KubernetesConfig
 from headway.launch.engines.kubernetes.machines import KubernetesMachines
 from headway.launch.engines.local import LocalEngine
 from headway.launch.engines.remote import reach
-from headway.launch.engines.remote.engine import Machines, MachinesEngine
+from headway.launch.engines.remote.engine import Machines, MachinesEngine, for_each
 from headway.launch.engines.slurm.allocation import allocate
 from headway.launch.engines.slurm.config import SlurmConfig, SlurmRun
 from headway.launch.engines.slurm.machines import Place, SlurmMachines
@@ -191,6 +191,8 @@ class Hardware:
     gpus: int
     cpuinfo: str | None = None
     """The flags of its processor; None: not known."""
+    compiler_lack: str = ""
+    """What torch's compiler lacks there for GPUs, see ``lack_for_compiling``."""
 
 
 def hardware_of(config: MachinesConfig, ranks: int) -> Hardware:
@@ -202,16 +204,42 @@ def hardware_of(config: MachinesConfig, ranks: int) -> Hardware:
         HeadwayError: the host is not reached, or Headway is not installed on it.
     """
     if isinstance(config, HostsConfig):
-        text = HostMachines(config).call(0, "describe", "", limit_s=DESCRIBE_LIMIT_S)
-        try:
-            found = json.loads(reach.last_line(text))
-            return Hardware(int(found["gpus"]), str(found["cpu_flags"]))
-        except (ValueError, KeyError, TypeError) as error:
-            raise HeadwayError(
-                f"{config.hosts[0].name} printed {text[-80:]!r} and not what it has",
-                remedy="the start-up files of its shell must print nothing for a command",
-            ) from error
+        return _described(HostMachines(config), 0)
     return Hardware(ranks if isinstance(config, SlurmConfig) and config.asks_for_gpus else 0)
+
+
+def compiler_lack(config: MachinesConfig, nodes: int) -> str:
+    """What torch's compiler lacks for GPUs on one of the first ``nodes`` hosts; "" if nothing is.
+
+    All are asked at once. Machines of Slurm and pods are not known before a run has them: then
+    nothing counts as lacking, and each checks when it joins.
+
+    Raises:
+        HeadwayError: a host is not reached, or Headway is not installed on it.
+    """
+    if not isinstance(config, HostsConfig):
+        return ""
+    machines, found = HostMachines(config), dict[int, str]()
+
+    def ask(node: int) -> None:
+        found[node] = _described(machines, node).compiler_lack
+
+    for_each(ask, range(nodes))
+    lacking = [(lack, machines.name_of(node)) for node, lack in sorted(found.items()) if lack]
+    return f"{lacking[0][0]} on {lacking[0][1]}" if lacking else ""
+
+
+def _described(machines: HostMachines, node: int) -> Hardware:
+    text = machines.call(node, "describe", "", limit_s=DESCRIBE_LIMIT_S)
+    try:
+        found = json.loads(reach.last_line(text))
+        lack = str(found["compiler_lack"])
+        return Hardware(int(found["gpus"]), str(found["cpu_flags"]), lack)
+    except (ValueError, KeyError, TypeError) as error:
+        raise HeadwayError(
+            f"{machines.name_of(node)} printed {text[-80:]!r} and not what it has",
+            remedy="the start-up files of its shell must print nothing for a command",
+        ) from error
 
 
 def config_of(facts: Mapping[str, Any]) -> MachinesConfig:

@@ -40,6 +40,8 @@ class Bundle:
     """GPUs that a node needs."""
     shm_bytes: int = 0
     """Bytes of /dev/shm that a node needs."""
+    compiles_on: str = ""
+    """``gpu`` or ``cpu`` where a node's ranks compile kernels for it; empty if they do not."""
     start: str = ""
     """Differs at each start of the run; empty in pods, which begin with a machine."""
 

@@ -1,4 +1,4 @@
-"""What a machine has, and whether that is enough for a node of the run: GPUs, shared memory."""
+"""What a machine has, and whether that is enough for a node: GPUs, shared memory, a compiler."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import shutil
 from pathlib import Path
 
 from headway.common.errors import InputError
+from headway.common.node.compiler import INSTALL_COMPILER, lack_for_compiling
 from headway.launch.join.bundle import Bundle
 
 SHM = "/dev/shm"
@@ -23,17 +24,23 @@ def num_gpus() -> int:
 
 
 def describe() -> str:
-    """``gpus``: number of GPUs. ``cpu_flags``: the processor's, as in ``/proc/cpuinfo``; JSON."""
+    """JSON of what a run is fitted to before its machines join.
+
+    ``gpus``: number of GPUs. ``cpu_flags``: the processor's, as in ``/proc/cpuinfo``.
+    ``compiler_lack``: what torch's compiler lacks for GPUs, empty if nothing.
+    """
     lines = CPUINFO.read_text().splitlines()
     flags = next((one for one in lines if one.startswith(("flags", "Features"))), "")
-    return json.dumps({"gpus": num_gpus(), "cpu_flags": flags})
+    lack = lack_for_compiling(on_gpu=True)
+    return json.dumps({"gpus": num_gpus(), "cpu_flags": flags, "compiler_lack": lack})
 
 
 def check(bundle: Bundle) -> None:
     """Check that this machine has what a node of the run needs.
 
     Raises:
-        InputError: there are too few GPUs, or too little shared memory is free.
+        InputError: there are too few GPUs, too little shared memory is free, or there is no
+            compiler for ranks that compile kernels.
     """
     if (there := num_gpus()) < bundle.gpus:
         raise InputError(
@@ -46,4 +53,9 @@ def check(bundle: Bundle) -> None:
             f"{SHM} of this machine has {free_bytes >> 20} MiB free, the snapshots of a node need "
             f"{bundle.shm_bytes >> 20} MiB",
             remedy="enlarge it (mount -o remount,size=... /dev/shm)",
+        )
+    if bundle.compiles_on and (lack := lack_for_compiling(on_gpu=bundle.compiles_on == "gpu")):
+        raise InputError(
+            f"this machine cannot compile kernels (train.compile=true): {lack}",
+            remedy=INSTALL_COMPILER,
         )

@@ -11,7 +11,7 @@ fence      kill a former driver on the machine, and nothing else
 log        print the last 8 KiB of each log of the node
 records    print its newest logs and records of steps, as a compressed archive in base64
 pod BUNDLE like init, in a pod of an indexed Job, with a ticket made from the bundle
-describe   print the machine's GPUs and processor flags as JSON; needs no ticket
+describe   print GPUs, processor flags and what a compiler lacks as JSON; needs no ticket
 inspect    print what is installed, clock, GPUs, /dev/shm as JSON (--look FOLDER: read the nonce in
            this shared folder and write it back); needs no ticket
 left       print as JSON what is left of the runs whose ids standard input lists as JSON

@@ -45,7 +45,9 @@ class TrainConfig:
     compile: bool | Literal["auto"] = "auto"
     """Compile the small operations between matrix products (torch.compile, one by one), which
     fuses them; needs a compiler on every machine and some seconds at a worker's first step. Other
-    bits. ``auto`` is resolved at launch: on GPUs yes if there is a compiler, on CPUs no."""
+    bits. ``auto`` is resolved at launch: on GPUs yes if this machine has a compiler, or each host
+    of hosts.toml that the run may use (yes on Slurm and Kubernetes); on CPUs no. A machine without
+    one cannot join a run that compiles."""
     recompute: Literal["none", "selective", "full"] = "none"
     """Activations to compute again in the backward instead of keeping them: ``selective`` those of
     norms, GELU and attention, ``full`` all but the input of each layer. Same bits."""

@@ -6,29 +6,29 @@ Torch is used only if there are GPUs, in a separate process: the console never i
 from __future__ import annotations
 
 import dataclasses
-import os
-import shutil
 import subprocess
 import sys
-import sysconfig
+from collections.abc import Callable
 from pathlib import Path
 from typing import Literal
 
 from headway.common.errors import InputError
+from headway.common.node.compiler import INSTALL_COMPILER, lack_for_compiling
 from headway.trainer.config import RunConfig
 
 BF16_UNITS = ("avx512_bf16", "amx_bf16", "bf16")
 """CPU flags of x86 and Arm; without them torch's bf16 is slower than fp32
 (measured: 2 and 42 GFLOP/s)."""
 COUNT_LIMIT_S = 60.0
-INSTALL_COMPILER = (
-    "install one (apt install g++; on GPUs gcc and python3-dev) or set CXX or CC to one; or set "
-    "train.compile=false"
-)
 
 
 def resolve_auto(
-    config: RunConfig, *, ranks: int, gpus: int | None = None, cpuinfo: str | None = None
+    config: RunConfig,
+    *,
+    ranks: int,
+    gpus: int | None = None,
+    cpuinfo: str | None = None,
+    find_lack: Callable[[bool], str] | None = None,
 ) -> tuple[RunConfig, str]:
     """Resolve ``auto`` and the paths of the configuration's folders.
 
@@ -37,6 +37,8 @@ def resolve_auto(
     Args:
         ranks: number of the run's ranks on one machine. gpus: number of GPUs that torch sees;
             counted if not given. cpuinfo: flags of the processor; this machine's if not given.
+        find_lack: says what a compiler lacks where the ranks run, on GPUs or not, as
+            ``lack_for_compiling``, which looks at this machine if not given.
 
     Raises:
         InputError: ``train.device = "gpu"`` and there are fewer GPUs than ranks, or
@@ -59,13 +61,13 @@ def resolve_auto(
         train = dataclasses.replace(train, dtype=dtype)
         said.append(f"dtype auto: {dtype} ({why})")
     if train.compile:
-        lack = lack_for_compiling(on_gpu=train.device == "gpu")
+        on_gpu = train.device == "gpu"
+        lack = find_lack(on_gpu) if find_lack else lack_for_compiling(on_gpu=on_gpu)
         if train.compile is True and lack:
             raise InputError(f"train.compile=true, but {lack}", remedy=INSTALL_COMPILER)
         if train.compile == "auto":
-            compiles = train.device == "gpu" and not lack
-            train = dataclasses.replace(train, compile=compiles)
-            if train.device == "gpu":
+            train = dataclasses.replace(train, compile=on_gpu and not lack)
+            if on_gpu:
                 said.append(f"compile auto: {'no, ' + lack if lack else 'yes'}")
     if train.init_from:
         train = dataclasses.replace(train, init_from=str(Path(train.init_from).resolve()))
@@ -74,22 +76,6 @@ def resolve_auto(
         data = dataclasses.replace(data, tokenizer=str(Path(data.tokenizer).resolve()))
     line = ", ".join(said) or f"device {train.device}, dtype {train.dtype}"
     return dataclasses.replace(config, train=train, data=data), line
-
-
-def lack_for_compiling(*, on_gpu: bool) -> str:
-    """What torch's compiler needs and this machine lacks, as a clause; "" if nothing is.
-
-    On CPUs it starts a C++ compiler. On GPUs Triton builds a launcher for each kernel with a C
-    compiler and Python's headers.
-    """
-    if not on_gpu:
-        compiler = os.environ.get("CXX", "g++")
-        return "" if shutil.which(compiler) else f"there is no C++ compiler {compiler}"
-    choices = [os.environ["CC"]] if os.environ.get("CC") else ["gcc", "clang"]
-    if not any(map(shutil.which, choices)):
-        return f"there is no C compiler {' or '.join(choices)}"
-    header = Path(sysconfig.get_paths()["include"]) / "Python.h"
-    return "" if header.is_file() else f"there is no {header}"
 
 
 def machine_device(ranks: int, gpus: int) -> tuple[Literal["gpu", "cpu"], str]:

@@ -13,13 +13,13 @@ import torch
 from headway.common.errors import CorruptError
 from headway.common.log import get_logger
 from headway.common.node.arena import Arena
+from headway.common.node.compiler import INSTALL_COMPILER, lack_for_compiling
 from headway.common.plan.schedule.actions import Kind
 from headway.trainer.comm.groups import Groups
 from headway.trainer.comm.nccl import settle
 from headway.trainer.config import RunConfig
 from headway.trainer.data.batches import BatchReader, DataFactory, Split
 from headway.trainer.data.data_streams import DataStreams
-from headway.trainer.device.machine import INSTALL_COMPILER, lack_for_compiling
 from headway.trainer.device.recorder import NoRecorder, Recorder
 from headway.trainer.errors import RefusedError, SpikeError, SpikeRollback
 from headway.trainer.exchange.first_weights import load_first_weights
