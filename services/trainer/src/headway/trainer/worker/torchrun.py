@@ -6,6 +6,7 @@ torchrun. For recovery, checkpoints and monitoring use ``headway run``.
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import signal
@@ -41,6 +42,7 @@ from headway.trainer.worker.node_resources import replica_stream
 
 GENERATION = 0
 STORE_KEY = "headway/store"
+AUTO_KEY = "headway/auto"
 
 
 @dataclass(frozen=True)
@@ -148,6 +150,10 @@ def train(files: list[Path], overrides: list[str]) -> int:
             "train.on_spike=rollback needs a driver, which goes back to a checkpoint",
             remedy="use `headway run`, or skip or stop",
         )
+    meeting = None
+    if place.world_size > 1:
+        meeting = Meeting(place, config.limits.join_timeout_s)
+        config = meeting.alike(config)
     torch.set_num_threads(config.launch.threads_per_rank)
     if config.train.deterministic:
         make_deterministic()
@@ -162,7 +168,7 @@ def train(files: list[Path], overrides: list[str]) -> int:
     progress.say(line)
     session = Session(config, place.rank, data_factory=_data(config, place.rank), device=device)
     try:
-        session.join(_groups(config, place, device))
+        session.join(_groups(config, place, device, meeting))
         session.load("init")
         session.run(progress)
         if session.is_complete and config.train.sample_tokens:
@@ -179,11 +185,12 @@ def train(files: list[Path], overrides: list[str]) -> int:
     return 0
 
 
-def _groups(config: RunConfig, place: Place, device: torch.device) -> Groups:
+def _groups(
+    config: RunConfig, place: Place, device: torch.device, meeting: Meeting | None
+) -> Groups:
     """The groups, built through torchrun's own store; a world of one needs none."""
-    if place.world_size == 1:
+    if meeting is None:
         return Groups.alone(GENERATION)
-    meeting = _Meeting(place, config.limits.join_timeout_s)
     return build(
         GENERATION,
         config.parallel.grid,
@@ -201,17 +208,31 @@ def _groups(config: RunConfig, place: Place, device: torch.device) -> Groups:
     )
 
 
-class _Meeting:
-    """Passes the address of our store through the one that torchrun's agent serves."""
+class Meeting:
+    """What ranks tell each other through the store that torchrun's agent serves."""
 
     def __init__(self, place: Place, timeout_s: float) -> None:
+        self._is_first = place.rank == 0
         dist: Any = torch.distributed
         self._store = dist.TCPStore(
             place.address, place.port, is_master=False, timeout=timedelta(seconds=timeout_s)
         )
 
+    def alike(self, config: RunConfig) -> RunConfig:
+        """The configuration with the type and ``compile`` of rank 0.
+
+        Each rank resolves ``auto`` on its own machine, and one may lack a compiler. Such a rank
+        refuses to run where rank 0 has one (``Session.load``).
+        """
+        train = config.train
+        if self._is_first:
+            self._store.set(AUTO_KEY, json.dumps([train.dtype, train.compile]))
+        dtype, compiles = json.loads(self._store.get(AUTO_KEY))
+        train = dataclasses.replace(train, dtype=dtype, compile=compiles)
+        return dataclasses.replace(config, train=train)
+
     def announce(self, endpoint: StoreEndpoint) -> None:
-        """Rank 0 publishes."""
+        """Rank 0 publishes where our store listens."""
         self._store.set(STORE_KEY, json.dumps([endpoint.host, endpoint.port, endpoint.secret]))
 
     def lookup(self) -> StoreEndpoint:
