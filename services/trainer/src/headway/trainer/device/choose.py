@@ -30,18 +30,23 @@ ENVIRONMENT = {
 def take_device(index: int) -> torch.device:
     """Select the device of this process's rank: GPU ``index`` modulo their number, or the CPU.
 
-    Call it once, on the main thread, before anything else uses CUDA: it also sets environment
-    variables that must be set by then. ``index`` is the rank on its machine, or any number that
-    enumerates the ranks of a machine, such as the rank in the world.
+    Call it once, on the main thread. It also sets environment variables that must be set before
+    anything uses CUDA (``set_environment``). ``index`` is the rank on its machine, or any number
+    that enumerates the ranks of a machine, such as the rank in the world.
     """
     if not torch.backends.cuda.is_built():  # type: ignore[no-untyped-call]
         return torch.device("cpu")
     set_environment()
     if not torch.cuda.is_available():
         return torch.device("cpu")
-    device = torch.device("cuda", index % torch.cuda.device_count())
+    device = torch.device("cuda", device_index(index))
     torch.cuda.set_device(device)
     return device
+
+
+def device_index(index: int) -> int:
+    """Which GPU of this machine ``take_device`` selects."""
+    return index % torch.cuda.device_count()
 
 
 def set_environment() -> None:

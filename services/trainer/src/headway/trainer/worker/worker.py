@@ -51,6 +51,7 @@ from headway.trainer.worker.link import Link, WorkerStatus
 from headway.trainer.worker.memory import held_by_others, short_of, too_small
 from headway.trainer.worker.rank import Rank
 from headway.trainer.worker.title import set_title
+from headway.trainer.worker.warm import WarmUp
 from msgspec import structs
 
 log = get_logger("worker")
@@ -76,6 +77,7 @@ class Worker:
         self._stores: queue.SimpleQueue[StoreAddress] = queue.SimpleQueue()
         self._rank: Rank | None = None
         self._assigned = -1
+        self._warm_up = WarmUp(self.config)
         self.link = Link(
             self.paths.endpoint("executor"), name, self.beat, self._on_message, self._silence
         )
@@ -151,6 +153,7 @@ class Worker:
     def run(self) -> int:
         """Serve assignments forever."""
         self._show_as("standby")
+        self._warm_up.start()
         while (assign := self._next()) is not None:
             self._serve(assign)
         return 0
@@ -165,6 +168,7 @@ class Worker:
             "joining", assign.generation, assign.rank, assign.restore.step, 0, False
         )
         self._show_as(f"rank {assign.rank} ({self.config.parallel.grid.place(assign.rank)})")
+        self._warm_up.assigned(assign.rank)
         add_where(rank=assign.rank)
         identify(rank=assign.rank)
         self.link.beat_now()
