@@ -31,6 +31,7 @@ def _found(
         environ or NO_FILE,
         sysfs=tmp_path / "sys",
         etc=tmp_path / "nccl.conf",
+        dev=tmp_path / "dev",
     )
 
 
@@ -80,6 +81,62 @@ def test_the_profile_is_compared_with_the_adapters_of_the_machine(adapter: Path)
     assert _found(adapter, nccl_profile="ib")["nccl"].level == "ok"
     nothing = {"nccl": Finding("ok", 'parallel.nccl_profile="none"')}
     assert _found(adapter / "elsewhere") == nothing
+
+
+@pytest.fixture
+def efa(tmp_path: Path) -> Path:
+    """A machine with two adapters of EFA, as its driver shows them; returns its folder."""
+    sysfs, driver = tmp_path / "sys", tmp_path / "sys/bus/pci/drivers/efa"
+    driver.mkdir(parents=True)
+    (sysfs / "module/efa").mkdir(parents=True)
+    (sysfs / "module/efa/version").write_text("2.13.0g\n")
+    for number in (0, 1):
+        device = sysfs / f"bus/pci/devices/0000:00:1{number}.0"
+        device.mkdir(parents=True)
+        (device / "vendor").write_text("0x1d0f\n")
+        (device / "device").write_text("0xefa1\n")
+        (device / "driver").symlink_to(driver)
+        port = sysfs / f"class/infiniband/rdmap{number}s0/ports/1"
+        port.mkdir(parents=True)
+        (port.parents[1] / "device").symlink_to(device)
+        for name, text in (("link_layer", "Unspecified"), ("state", "4: ACTIVE"), ("rate", "100")):
+            (port / name).write_text(text)
+    (tmp_path / "dev/infiniband").mkdir(parents=True)
+    (tmp_path / "dev/infiniband/uverbs0").touch()
+    return tmp_path
+
+
+def test_the_profile_efa_shows_its_adapters_and_their_driver(efa: Path) -> None:
+    found = _found(efa, nccl_profile="efa")["nccl"]
+    assert found == Finding(
+        "ok", 'parallel.nccl_profile="efa": 2 EFA (rdmap0s0, rdmap1s0), driver 2.13.0g'
+    )
+    (efa / "sys/module/efa/version").unlink()  # the driver of the kernel itself has none
+    assert _found(efa, nccl_profile="efa")["nccl"].message.endswith("(rdmap0s0, rdmap1s0)")
+    missing = _found(efa)["nccl"]
+    assert missing.level == "note" and missing.remedy.startswith("set it to efa, so")
+
+
+def test_a_container_without_the_devices_of_its_adapters_is_noted(efa: Path) -> None:
+    (efa / "dev/infiniband/uverbs0").unlink()
+    found = _found(efa, nccl_profile="efa")["nccl"]
+    assert found.level == "note" and "2 EFA" in found.message
+    assert "there is no" in found.message and "docker --device" in found.remedy
+
+
+def test_adapters_of_efa_without_a_driver_and_machines_without_any_are_told_apart(
+    efa: Path, adapter: Path
+) -> None:
+    for number in (0, 1):
+        (efa / f"sys/class/infiniband/rdmap{number}s0/device").unlink()
+        (efa / f"sys/bus/pci/devices/0000:00:1{number}.0/driver").unlink()
+    found = _found(efa, nccl_profile="efa")["nccl"]
+    assert "no driver serves the EFA adapters here (2)" in found.message
+    assert "module efa" in found.remedy
+    for device in (efa / "sys/bus/pci/devices").iterdir():
+        (device / "vendor").write_text("0x15b3\n")
+    none = _found(adapter, nccl_profile="efa")["nccl"]
+    assert none.level == "note" and "has no EFA adapter" in none.message
 
 
 def test_of_a_variable_that_is_set_twice_the_value_that_wins_is_shown_with_the_others(

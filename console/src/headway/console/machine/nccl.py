@@ -8,7 +8,13 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from headway.console.machine.doctor import Finding
-from headway.trainer.client import NcclSetting, nccl_adapters, nccl_retries, nccl_settings
+from headway.trainer.client import (
+    NcclSetting,
+    nccl_adapters,
+    nccl_efa,
+    nccl_retries,
+    nccl_settings,
+)
 from headway.trainer.config import ParallelConfig, RunConfig
 
 CTAS = {
@@ -17,7 +23,7 @@ CTAS = {
     "NCCL_CTA_POLICY": "cta_policy",
 }
 """Variables that override a limit of every communicator, with the setting of ``[parallel]``."""
-SYSFS, ETC = Path("/sys"), Path("/etc/nccl.conf")
+SYSFS, ETC, DEV = Path("/sys"), Path("/etc/nccl.conf"), Path("/dev")
 
 
 def examine_nccl(
@@ -26,13 +32,14 @@ def examine_nccl(
     *,
     sysfs: Path = SYSFS,
     etc: Path = ETC,
+    dev: Path = DEV,
 ) -> dict[str, Finding]:
     """Each setting with its value, source and reason; then what they amount to."""
     parallel = config.parallel
     if config.train.device == "cpu":
         return {"nccl": Finding("ok", 'not used: train.device="cpu"')}
     settings = nccl_settings(parallel, environ, sysfs=sysfs, etc=etc)
-    found = {"nccl": _profile(parallel, sysfs)}
+    found = {"nccl": _profile(parallel, sysfs, dev)}
     found |= {one.name: _setting(one, parallel) for one in settings}
     found |= dict(_file(environ))
     if parallel.nccl_profile in ("ib", "roce") or (
@@ -42,9 +49,11 @@ def examine_nccl(
     return found
 
 
-def _profile(parallel: ParallelConfig, sysfs: Path) -> Finding:
+def _profile(parallel: ParallelConfig, sysfs: Path, dev: Path) -> Finding:
     """The profile, or which one the adapters of this machine suggest."""
     message = f'parallel.nccl_profile="{parallel.nccl_profile}"'
+    if parallel.nccl_profile == "efa":
+        return _efa(message, sysfs, dev)
     kinds = _active_kinds(sysfs)
     if parallel.nccl_profile == "none" and kinds:
         return Finding(
@@ -52,11 +61,43 @@ def _profile(parallel: ParallelConfig, sysfs: Path) -> Finding:
             f"{message}, and this machine has RDMA adapters",
             f"set it to {' or '.join(kinds)}, so that a link may be away for parallel.flap_s",
         )
+    if parallel.nccl_profile == "none" and nccl_efa(sysfs, dev).adapters:
+        return Finding(
+            "note",
+            f"{message}, and this machine has EFA adapters",
+            "set it to efa, so that NCCL uses them or ends with an error",
+        )
     if parallel.nccl_profile in ("ib", "roce") and parallel.nccl_profile not in kinds:
         return Finding(
             "note",
             f"{message}, and no port here is active in such a network",
             "NCCL uses TCP sockets then; run this on a machine that trains, or see `ibstat`",
+        )
+    return Finding("ok", message)
+
+
+def _efa(message: str, sysfs: Path, dev: Path) -> Finding:
+    """The adapters of the profile ``efa``; without one, ranks end at their first communicator."""
+    found = nccl_efa(sysfs, dev)
+    if not found.adapters and found.without_driver:
+        return Finding(
+            "note",
+            f"{message}, and no driver serves the EFA adapters here ({found.without_driver})",
+            "load the kernel's module efa, or run AWS's EFA installer",
+        )
+    if not found.adapters:
+        return Finding(
+            "note",
+            f"{message}, and this machine has no EFA adapter",
+            "ranks would end with an error here; run this on a machine that trains",
+        )
+    version = f", driver {found.driver}" if found.driver else ""
+    message = f"{message}: {len(found.adapters)} EFA ({', '.join(found.adapters)}){version}"
+    if not found.has_verbs:
+        return Finding(
+            "note",
+            f"{message}, and there is no {dev}/infiniband/uverbs* to reach them by",
+            "give the container these devices (docker --device), or load the module ib_uverbs",
         )
     return Finding("ok", message)
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from headway.trainer.comm.adapters import efa as nccl_efa
 from headway.trainer.comm.adapters import ports as nccl_adapters
 from headway.trainer.comm.nccl_profile import Setting as NcclSetting
 from headway.trainer.comm.nccl_profile import effective as nccl_settings
@@ -31,6 +32,7 @@ __all__ = [
     "export_model",
     "import_model",
     "nccl_adapters",
+    "nccl_efa",
     "nccl_retries",
     "nccl_settings",
     "resolve_auto",

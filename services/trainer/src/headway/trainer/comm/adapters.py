@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 SYSFS = Path("/sys")
+DEV = Path("/dev")
+_AMAZON, _EFA = "0x1d0f", "0xefa"  # PCI vendor, and the start of the numbers of all kinds of EFA
 SLOWEST = 0.5
 """Share of the fastest port's rate below which a port belongs to another network."""
 
@@ -42,6 +44,50 @@ def chosen_ports(sysfs: Path, link_layer: str) -> list[str]:
     least = SLOWEST * max((port.gigabits for port in fit), default=0.0)
     fit = [port for port in fit if port.gigabits >= least]
     return [f"{port.adapter}:{port.number}" for port in fit] if len(fit) < len(found) else []
+
+
+@dataclass(frozen=True)
+class Efa:
+    """What there is of AWS's Elastic Fabric Adapter, which NCCL reaches through libfabric."""
+
+    adapters: tuple[str, ...]
+    """Those that the driver serves."""
+    without_driver: int
+    """Number of PCI devices of this kind that no driver serves."""
+    driver: str
+    """Version of the driver; empty where it is not loaded, or the kernel's own."""
+    has_verbs: bool
+    """Whether programs can reach an adapter; a container may lack ``/dev/infiniband``."""
+
+
+def efa(sysfs: Path = SYSFS, dev: Path = DEV) -> Efa:
+    """The machine's EFA, as its kernel shows it."""
+    adapters = tuple(
+        folder.name
+        for folder in sorted((sysfs / "class" / "infiniband").glob("*"))
+        if _driver_of(folder / "device") == "efa"
+    )
+    idle = [
+        folder
+        for folder in (sysfs / "bus" / "pci" / "devices").glob("*")
+        if _text(folder / "vendor") == _AMAZON
+        and _text(folder / "device").startswith(_EFA)
+        and not _driver_of(folder)
+    ]
+    version = _text(sysfs / "module" / "efa" / "version")
+    has_verbs = any((dev / "infiniband").glob("uverbs*"))
+    return Efa(adapters, len(idle), version, has_verbs)
+
+
+def _driver_of(device: Path) -> str:
+    return (device / "driver").resolve().name if (device / "driver").exists() else ""
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text().strip()
+    except OSError:
+        return ""
 
 
 def _read(folder: Path) -> Port | None:
