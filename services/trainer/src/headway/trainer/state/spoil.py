@@ -22,26 +22,26 @@ class Spoiler:
         self._rank = rank
         self._step = -1
         self._done: dict[int, str] = {}
-        """What was done in this step, by chunk."""
+        """What was done in this step, by bucket."""
 
-    def spoil(self, flat: FlatChunk, chunk: int, step: int, *, is_compared: bool = True) -> None:
-        """Change the largest of ``chunk``'s gradients before they are added to those of others.
+    def spoil(self, flat: FlatChunk, bucket: int, step: int, *, is_compared: bool = True) -> None:
+        """Change the largest of ``bucket``'s gradients before they are added to those of others.
 
         ``is_compared`` is false if gradients are compared in other steps and not in this one.
         """
         if step != self._step and self._done:
             self._done = {}
         damage = damage_at(
-            "worker.gradients", step=step, chunk=chunk, rank=self._rank, compared=int(is_compared)
+            "worker.gradients", step=step, bucket=bucket, rank=self._rank, compared=int(is_compared)
         )
         if damage == "nan":
-            self._step, self._done[chunk] = step, damage
-        if damage := damage or self._done.get(chunk, ""):
+            self._step, self._done[bucket] = step, damage
+        if damage := damage or self._done.get(bucket, ""):
             spoil(damage, flat)
 
 
 def spoil(damage: str, flat: FlatChunk) -> None:
-    """Change the largest of the chunk's gradients.
+    """Change the largest of a bucket's gradients.
 
     ``damage`` is ``nan``, or ``flip`` for the highest bit of its exponent. The log says of which
     tensor it is, which what finds it can be compared with.
