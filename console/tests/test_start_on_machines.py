@@ -266,56 +266,6 @@ def test_auto_is_decided_by_the_first_host(own_roots: Path, reach: tuple[str, st
     assert (resolved.train.device, resolved.train.dtype) == ("cpu", "fp32")
 
 
-def _host_with_compiler(path: Path, lacking: str) -> None:
-    """Python on a machine with a GPU, whose last word names it, and with what is there for it."""
-    path.write_text(f"""\
-#!/bin/sh
-lack=""
-[ "$MACHINE" = "{lacking}" ] && lack="there is no C compiler gcc or clang"
-echo '{{"gpus": 1, "cpu_flags": "", "compiler_lack": "'"$lack"'"}}'
-""")
-    path.chmod(0o700)
-
-
-def test_a_compiler_is_looked_for_on_each_machine_of_the_run_and_not_here(
-    own_roots: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Ranks that fuse kernels and ranks that do not would compute other bits."""
-    reach, answer = own_roots / "reach", own_roots / "python"
-    reach.write_text('#!/bin/sh\nMACHINE=$1\nexport MACHINE\nshift\nexec "$@"\n')
-    reach.chmod(0o700)
-    three = (Host("a"), Host("b"), Host("c"))
-    hosts = HostsConfig(str(own_roots), three, python=str(answer), reach=(str(reach), "{name}"))
-    monkeypatch.setenv("CC", "absent-compiler")
-    train = dataclasses.replace(SMALL.train, device="auto", compile="auto")
-    config = dataclasses.replace(_config(own_roots), train=train)
-    for lacking, compiles in (("nobody", True), ("b", False), ("c", True)):
-        _host_with_compiler(answer, lacking)
-        resolved, line = machines.resolve_on_machines(config, hosts)
-        assert resolved.train.compile is compiles, f"two nodes, {lacking} lacks a compiler"
-        assert ("no, there is no C compiler gcc or clang on b" in line) is not compiles
-    _host_with_compiler(answer, "c")
-    launch = dataclasses.replace(config.launch, spares=1)
-    resolved, _ = machines.resolve_on_machines(dataclasses.replace(config, launch=launch), hosts)
-    assert resolved.train.compile is False, "a spare may carry ranks later"
-    asked = dataclasses.replace(train, compile=True)
-    resolved, _ = machines.resolve_on_machines(dataclasses.replace(config, train=asked), hosts)
-    assert resolved.train.compile is True, "each machine checks it when it joins"
-
-
-def test_a_machine_that_cannot_compile_is_named_when_a_run_that_compiles_starts(
-    own_roots: Path, hosts: HostsConfig, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("CXX", "absent-compiler")
-    train = dataclasses.replace(SMALL.train, compile=True)
-    run, cluster = _prepared(
-        own_roots, dataclasses.replace(_config(own_roots / "corpus"), train=train)
-    )
-    with pytest.raises(HeadwayError, match=r"a: .*there is no C\+\+ compiler absent-compiler"):
-        launch.start_on_machines(run, cluster, hosts, print)
-    assert list((own_roots / "shared").iterdir()) == []
-
-
 def test_a_host_that_prints_a_greeting(own_roots: Path, reach: tuple[str, str]) -> None:
     answer = own_roots / "python"
     answer.write_text(

@@ -29,7 +29,7 @@ FIRST_STEPS = 4
 GROWTH = 1.02
 """Factor by which the peak must grow to be reported again."""
 OWN_BEYOND_TORCH = 3 << 30
-"""Bytes on a GPU that this process may hold outside torch's allocator, and a standby beside it:
+"""Bytes on a GPU that this process may hold outside torch's allocator, and a standby next to it:
 CUDA's contexts, its libraries, and NCCL's buffers."""
 
 
