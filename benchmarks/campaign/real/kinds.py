@@ -99,7 +99,7 @@ INJECTIONS = (
     Injection("flip_weight", frozenset({"silent_corruption"})),
     _odd("mismatch"),
     _odd("skip"),
-    Injection("freeze", frozenset({"data_stall"}), "service", "dataloader", 20.0, may_end=True),
+    Injection("freeze", frozenset({"data_stall"}), "service", "dataloader", 60.0, may_end=True),
     Injection("freeze", frozenset({"node_silent"}), "node", "node", 30.0, may_end=True),
     Injection("silent_node", frozenset({"node_silent"}), "node", "node", 8.0),
     Injection("returning_node", frozenset({"node_silent"}), "node", "node", 30.0, may_end=True),
