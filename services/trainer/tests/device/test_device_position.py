@@ -15,6 +15,7 @@ from headway.common.plan.grid import Grid
 from headway.common.plan.schedule.actions import Kind
 from headway.common.polling import wait_until
 from headway.health.sources.flight import FlightSource
+from headway.trainer.comm.interface import Aborted
 from headway.trainer.device.device_recorder import DeviceRecorder
 from headway.trainer.device.position import DevicePosition
 
@@ -147,9 +148,10 @@ def test_what_the_computing_thread_has_read_is_passed_too(rig: Rig) -> None:
     name = rig.dp.enter(Op.ALL_GATHER, 8)
     with rig.recorder.record(Kind.REDUCE_SCATTER, step=1, flags=WAITING, collective=name):
         pass
-    for _ in range(2):
-        with rig.recorder.record(Kind.NORM, step=1):  # reads the marks before it
+    for kind in (Kind.NORM, Kind.FORWARD):  # the latter reads marks
+        with rig.recorder.record(kind, step=1):
             rig.stream.passed = rig.stream.num_marks
+    assert len(rig.recorder._read_marks) >= 4
     rig.recorder.look()
     assert rig.done() == 1
     place = rig.reader.header.passed
@@ -169,3 +171,17 @@ def test_a_lost_device_ends_the_thread_and_nothing_else(rig: Rig) -> None:
     assert rig.reader.header.alive == 1
     assert rig.reader.header.passed == passed, "the last that was seen stays"
     position.close()
+
+
+def test_the_end_of_a_generation_adds_the_times_of_its_last_whole_step(rig: Rig) -> None:
+    position = DevicePosition(rig.recorder, period_s=0.001)
+    for kind in (Kind.FORWARD, Kind.BACKWARD, Kind.NORM):
+        with rig.recorder.record(kind, step=1):
+            pass
+        rig.stream.passed = rig.stream.num_marks
+    with pytest.raises(Aborted), rig.recorder.record(Kind.FORWARD, step=2):
+        raise Aborted
+    rig.stream.passed = rig.stream.num_marks
+    assert not rig.reader.snapshot()["device"].any()
+    position.close()
+    assert (rig.reader.snapshot()["device"] > 0).tolist() == [True, True, True, False]

@@ -1,10 +1,13 @@
 """Adds to flight records when the device did their work, without ever waiting for it.
 
 On a GPU the host only launches work, so a record's own times are those of the launch. Here each
-record is bracketed by two events on the computation's stream. After every NORM, where the host has
-waited for that stream anyway, the events of the records before it are read and their times are
-added to the ring. One event and the host's clock, taken together at that moment while the stream
-is empty, tie the device's clock to the host's.
+record is bracketed by two events on the computation's stream, an anchor ties the device's clock to
+the host's, and the times of the events that the device has passed are added to the ring.
+
+The anchor is one event and the host's clock, taken together after every NORM, where the host has
+waited for the stream and it is empty. So the device has nothing to do meanwhile, and the events are
+read later: some behind each forward and backward that is launched, while the device computes it. A
+NORM outside of a step reads all that are left, and so does the end of a generation.
 
 A record that issues a collective or a message on another stream shows when the device reached it;
 the record that waits for it shows how long the computation waited.
@@ -22,12 +25,14 @@ from typing import Any, Protocol
 import torch
 from headway.common.node.flight import FlightWriter
 from headway.common.node.flight_record import ON_DEVICE, WAITING
-from headway.common.plan.schedule.actions import Kind
+from headway.common.plan.schedule.actions import COMPUTE, Kind
 from headway.trainer.device.recorder import Recorder
 
 _NS_PER_MS = 1e6
 MAX_READ = 1 << 16
 """Most marks that are kept while nobody looks at them; older ones are forgotten."""
+PACE = 2
+"""Marks read behind each computation for each one that was made, so that reading catches up."""
 
 
 class DeviceEvent(Protocol):
@@ -62,9 +67,10 @@ class DeviceRecorder:
         """Passed and read by the computing thread, and not yet seen by the other one."""
         self._anchor: DeviceEvent | None = None
         self._anchor_ns = self._num_anchors = 0
+        self._num_computed = self._num_marks_then = self._portion = 0
 
     def record(self, kind: int, **fields: int) -> _Timed:
-        """One record around a with block, corrected after a later NORM."""
+        """One record around a with block, corrected later."""
         return _Timed(self, kind, fields)
 
     def name(self, seq: int, collective: int) -> None:
@@ -99,10 +105,18 @@ class DeviceRecorder:
         """One record of what is over already."""
         self._writer.add(kind, start_ns, end_ns, step=step)
 
+    def read_steps(self) -> None:
+        """Correct the records before the last NORM; never waits, as the device has passed them.
+
+        What follows it may have been broken off, which ends the device's work at any time.
+        """
+        before = bisect.bisect_left(self._marks, self._num_anchors, key=lambda one: one.num_anchors)
+        self._read(before)
+
     def set_generation(self, generation: int) -> None:
         """Stamp the records that follow with ``generation``.
 
-        Marks of the generation before may never be passed, so its records stay as they are.
+        Marks of the generation before may never be passed, so its other records stay as they are.
         """
         self._marks.clear()
         self._read_marks.clear()
@@ -114,20 +128,33 @@ class DeviceRecorder:
         self._num_marks += 1
         self._marks.append(_Mark(event, record, is_end, self._num_anchors, self._num_marks))
 
-    def _read(self) -> None:
-        """Read the marks that the device has passed, then set a new anchor."""
+    def _computed(self) -> None:
+        """A computation was launched: read marks while the device does it."""
+        self._num_computed += 1
+        self._read(self._portion)
+
+    def _read(self, count: int) -> None:
+        """Read up to ``count`` marks, as far as the device has passed them."""
         anchor = self._anchor
-        while anchor is not None and self._marks and self._marks[0].event.query():
+        for _ in range(count):
+            if anchor is None or not self._marks or not self._marks[0].event.query():
+                break
             mark = self._marks.popleft()
             self._read_marks.append(mark)
             mark.record.at(mark, self._host_ns(anchor, mark))
             self._free.append(mark.event)
+
+    def _set_anchor(self) -> None:
+        """Tie the clocks, as the stream is empty, and see how many marks to read at a time."""
         fresh = self._free.pop() if self._free else self._make_event()
         fresh.record()
-        if anchor is not None:
-            self._free.append(anchor)
+        if self._anchor is not None:
+            self._free.append(self._anchor)
         self._anchor, self._anchor_ns = fresh, self._clock_ns()
         self._num_anchors += 1
+        made = self._num_marks - self._num_marks_then
+        self._portion = PACE * -(-made // max(1, self._num_computed))
+        self._num_marks_then, self._num_computed = self._num_marks, 0
 
     def _host_ns(self, anchor: DeviceEvent, mark: _Mark) -> int:
         if mark.num_anchors == self._num_anchors:
@@ -170,8 +197,14 @@ class _Timed:
         if kind is None:
             owner._mark(self, is_end=True)
         owner._writer.end(self.sequence, error=kind)
-        if kind is None and self._kind == Kind.NORM:
-            owner._read()
+        if kind is not None:
+            return
+        if self._kind in COMPUTE:
+            owner._computed()
+        elif self._kind == Kind.NORM:
+            owner._set_anchor()
+            if self._fields["flags"] & WAITING:  # of no step, so nothing is due
+                owner.read_steps()
 
     def at(self, mark: _Mark, host_ns: int) -> None:
         """The device passed ``mark`` at ``host_ns``."""

@@ -8,6 +8,7 @@ wait), and writes the answer into the flight ring. The host's place shows withou
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 
 import torch
 from headway.common.log import get_logger
@@ -39,17 +40,27 @@ class DevicePosition:
     def close(self) -> None:
         """End the thread, before the generation's groups are aborted or freed.
 
-        One that is stuck in the driver is left to the process's end.
+        The times of the last whole step are added to its records. A thread that is stuck in the
+        driver is left to the process's end.
         """
         self._ended.set()
         self._thread.join(END_LIMIT_S)
+        if not self._thread.is_alive():
+            _ask(self._recorder.read_steps)
 
     def _run(self) -> None:
         if self._device is not None:
             torch.cuda.set_device(self._device)
         while not self._ended.wait(self._period_s):
-            try:
-                self._recorder.look()
-            except RuntimeError as error:  # the device is lost; a step will fail by it, too
-                log.error("the device does not answer", error=repr(error))
+            if not _ask(self._recorder.look):
                 return
+
+
+def _ask(question: Callable[[], object]) -> bool:
+    """Whether the device answers. A step will fail by one that is lost, too."""
+    try:
+        question()
+    except RuntimeError as error:
+        log.error("the device does not answer", error=repr(error))
+        return False
+    return True
