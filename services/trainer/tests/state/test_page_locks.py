@@ -113,3 +113,22 @@ def test_slots_are_locked_before_the_first_step_and_never_beside_one(
     for what, address, _ in cudart.calls:
         (locked.add if what == "lock" else locked.remove)(address)
     assert not locked
+
+
+def test_a_third_slot_is_locked_before_the_optimizer_and_not_by_the_snapshot_behind_it(
+    cudart: Cudart, arena_and_snapshots: tuple[Arena, Snapshots]
+) -> None:
+    """Behind the optimizer, gathers wait for peers."""
+    _, snapshots = arena_and_snapshots
+    snapshots._gpu = CopyStream(torch.device("cpu"))
+    snapshots.lock()
+    locks = []
+    for step in range(4):  # one is read from the second on
+        snapshots.begin(step, 0, TrainState(step=step, samples=0), durable=step == 1)
+        snapshots.finish()
+        snapshots.commit(step)
+        before = len(cudart.calls)
+        snapshots.lock()
+        locks.append((before, len(cudart.calls)))
+    assert locks == [(2, 2), (2, 3), (3, 3), (3, 3)]
+    snapshots.close()

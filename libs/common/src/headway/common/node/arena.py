@@ -251,19 +251,21 @@ class Arena(ArenaReader):
         return any(info.wanted and not info.released for info in self.sealed())
 
     def resident(self) -> list[Bytes]:
-        """Give memory to the slots that snapshots take in turn, and return their data.
+        """Give memory to the slots that snapshots take in turn; return the data of all with memory.
 
-        They are the slots that are used while no snapshot is being read.
+        Those are the slots that are used while no snapshot is being read, and beside them a third
+        one after ``reserve``.
 
         Raises:
             InputError: shared memory is full.
         """
         self.claim()
         held = [index for index in range(NUM_SLOTS) if self._state(index) != form.HOLE]
-        held += [index for index in range(NUM_SLOTS) if index not in held]
+        holes = [index for index in range(NUM_SLOTS) if index not in held]
+        held += holes[: max(0, form.NUM_RESIDENT - len(held))]
         for index in held[: form.NUM_RESIDENT]:
             self._back(index)
-        return [self._data(index) for index in held[: form.NUM_RESIDENT]]
+        return [self._data(index) for index in held]
 
     def reserve(self) -> None:
         """Give every slot memory, so that snapshots continue while a wanted one is being read.

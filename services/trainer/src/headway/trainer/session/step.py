@@ -257,6 +257,7 @@ class TrainStep:
         if totals.is_skipped or totals.is_stopped:
             return
         self._guard.accept(totals.sums.mean_loss, totals.grad_norm)
+        self._context.snapshots.lock()  # while nothing that waits for a peer is queued
         updates = totals.step - self._state.skipped
         with self._context.recorder.record(Kind.OPTIMIZER, step=totals.step):
             self._optimizer.step(

@@ -52,9 +52,10 @@ class Snapshots:
         self._gpu = CopyStream(device) if arena is not None and device.type == "cuda" else None
 
     def lock(self) -> None:
-        """Page-lock the slots that snapshots will use, on GPUs.
+        """Page-lock the slots that snapshots will use, on GPUs; those that are locked stay so.
 
-        It is called before anything waits for a peer, so that no step has to wait for it.
+        It is called before anything waits for a peer, so that no step has to wait for it: before
+        the first step, and in each step before the optimizer, behind which parameters are gathered.
 
         Raises:
             InputError: shared memory is full.
