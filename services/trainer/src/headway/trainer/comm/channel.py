@@ -194,7 +194,7 @@ class Channels:
         call = self._new_call(line, collective)
         try:
             start().get_future().add_done_callback(
-                lambda future: _settle_with(call, future.value, _lost)
+                lambda future: _settle_with(call, lambda: _check(future), _lost)
             )
         except BaseException:
             line.leave(is_broken=True)
@@ -271,6 +271,11 @@ def _settle_with(
     else:
         call._line.leave()
         call._settle(value, None)
+
+
+def _check(future: Any) -> None:
+    """Raise what it failed with; its value, a list of tensors, would live until the wait."""
+    future.value()
 
 
 def _lost(error: BaseException) -> BaseException:
