@@ -6,6 +6,7 @@ communicator of its own. It starts when both have come to it, as a collective do
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
@@ -27,6 +28,7 @@ from services.trainer.tests.pipeline.nccl_model import (
 
 BUCKETS = 3
 REPLICAS = 2
+STEPS = 2
 TRAINING = [shape for shape in SHAPES if shape[0] != "forward-only" and shape[1] <= 4]
 
 
@@ -63,8 +65,10 @@ class Collectives:
         self.order: list[tuple[str, int, int]] = []
 
     def gather(self, chunk: int) -> None:
+        """Of those buckets whose gathers are not under way since the last optimizer."""
         for bucket in range(BUCKETS):
-            self._gathers[chunk, bucket] = self._issue("gather", chunk, bucket)
+            if (chunk, bucket) not in self._gathers:
+                self._gathers[chunk, bucket] = self._issue("gather", chunk, bucket)
 
     def ready(self, chunk: int, bucket: int) -> None:
         if ticket := self._gathers.pop((chunk, bucket), None):
@@ -76,6 +80,11 @@ class Collectives:
     def finish(self) -> None:
         for ticket in self._reduces:
             ticket.wait()
+        self._reduces.clear()
+
+    def settle(self) -> None:
+        for ticket in self._gathers.values():
+            ticket.wait()
 
     def _issue(self, what: str, chunk: int, bucket: int) -> Ticket:
         tag = len(self.order)
@@ -84,8 +93,8 @@ class Collectives:
         return way(torch.zeros(1), 1 - (not self._is_first), tag)
 
 
-def run(schedule: Schedule, replica: int, stage: int) -> tuple[Trace, Collectives]:
-    """One rank's step."""
+def run(schedule: Schedule, replica: int, stage: int, *, ahead: bool) -> tuple[Trace, Collectives]:
+    """One rank's steps; with ``ahead`` each one's optimizer gathers for the next one."""
     pp, trace = schedule.pp, Trace()
     wraps = schedule.vp > 1 and not schedule.is_v
     pipe = Factory(trace, wraps=wraps, is_v=schedule.is_v).pipe(
@@ -98,35 +107,43 @@ def run(schedule: Schedule, replica: int, stage: int) -> tuple[Trace, Collective
     def last_bucket(_: Any, action: Action) -> None:
         collectives.reduce(action.chunk, 0)
 
-    pass_of(
-        schedule,
-        stage,
-        chunks,
-        pipe,
-        trace,
-        overlap=True,
-        handlers={
-            Kind.ALL_GATHER: lambda _, action: collectives.gather(action.chunk),
-            Kind.REDUCE_SCATTER: last_bucket,
-            Kind.NORM: lambda *_: collectives.finish(),
-        },
-        before_bucket=collectives.ready,
-        after_bucket=collectives.reduce,
-    ).run()
+    def optimizer(*_: Any) -> None:
+        for chunk in range(schedule.vp if ahead else 0):
+            collectives.gather(chunk)
+
+    for _ in range(STEPS):
+        pass_of(
+            schedule,
+            stage,
+            chunks,
+            pipe,
+            trace,
+            overlap=True,
+            handlers={
+                Kind.ALL_GATHER: lambda _, action: collectives.gather(action.chunk),
+                Kind.REDUCE_SCATTER: last_bucket,
+                Kind.NORM: lambda *_: collectives.finish(),
+                Kind.OPTIMIZER: optimizer,
+            },
+            before_bucket=collectives.ready,
+            after_bucket=collectives.reduce,
+        ).run()
+    collectives.settle()
     return trace, collectives
 
 
+@pytest.mark.parametrize("ahead", [True, False])
 @pytest.mark.parametrize(("name", "pp", "vp"), TRAINING)
-def test_a_step_ends_and_each_bucket_is_reduced_once_in_one_order(
-    name: str, pp: int, vp: int
+def test_steps_end_and_each_bucket_is_gathered_and_reduced_once_in_each_in_one_order(
+    name: str, pp: int, vp: int, ahead: bool
 ) -> None:
-    schedule = lowered(name, pp, vp)
-    found = [run(schedule, replica, stage) for replica in range(REPLICAS) for stage in range(pp)]
+    schedule, ranks = lowered(name, pp, vp), [(r, s) for r in range(REPLICAS) for s in range(pp)]
+    found = [run(schedule, replica, stage, ahead=ahead) for replica, stage in ranks]
     assert carry_out([trace for trace, _ in found]) == 0
     for stage in range(pp):
         mine, other = (found[replica * pp + stage][1].order for replica in range(REPLICAS))
         assert mine == other
         every = {(chunk, bucket) for chunk in range(vp) for bucket in range(BUCKETS)}
-        for what in ("gather", "reduce"):
-            done = [place for kind, *place in mine if kind == what]
-            assert len(done) == len(every) and set(map(tuple, done)) == every
+        for what, times in (("gather", STEPS + ahead), ("reduce", STEPS)):
+            done = Counter((chunk, bucket) for kind, chunk, bucket in mine if kind == what)
+            assert done == Counter(dict.fromkeys(every, times))

@@ -14,6 +14,7 @@ from headway.common.node.flight_record import WAITING
 from headway.common.node.group_table import GroupCount
 from headway.common.plan.collectives import Op, kind_of, members
 from headway.common.plan.schedule.actions import Kind
+from headway.common.polling import wait_until
 from headway.testkit.trainer.gloo_threads import over_gloo
 from headway.testkit.trainer.layouts import GRIDS, small_run
 from headway.testkit.trainer.synthetic import synthetic
@@ -26,6 +27,7 @@ from services.trainer.tests.session.planned_counts import planned_counts
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 STEPS = 3
+LIMIT_S = 20.0
 Table = dict[int, GroupCount]
 
 
@@ -60,6 +62,10 @@ class Tables(StepHooks):
 
     def on_step(self, result: StepResult) -> None:
         del result
+        # the gathers for the next step are under way
+        assert wait_until(
+            lambda: all(one.entered == one.done for one in self._reader.groups()), LIMIT_S
+        )
         self.after.append({one.line: one for one in self._reader.groups()})
 
 

@@ -47,8 +47,9 @@ class ParallelConfig:
     or fp64, or bf16, for half the traffic or less and 2 bytes a parameter more memory. A value is
     then off by up to 2^-8 of each replica's, and as much for each addition."""
     overlap_param_gather: bool = True
-    """Gather parameters while data load and earlier buckets compute; off waits for each gather at
-    once. Same bits either way."""
+    """Gather a bucket's parameters for the next step while later buckets are updated, data load and
+    earlier buckets compute; off begins the step with it and waits for it at once. Same bits either
+    way."""
     overlap_p2p: bool = True
     """Send in the background and post receives early; off waits for each message at once."""
     stage_layers: tuple[int, ...] = ()

@@ -2,8 +2,8 @@
 
 Buckets are gathered before use and reduced after their gradients.
 
-The switches decide when a ticket is waited for, never which collectives are issued or in which
-order: if one is off, the same call is waited for at once.
+The switches decide when a call is issued and waited for, never which collectives there are or in
+which order: if one is off, the same call is waited for at once.
 """
 
 from __future__ import annotations
@@ -48,23 +48,34 @@ class DataParallel:
         self._complete: set[int] = set()
 
     def gather(self, bucket: int, step: int) -> None:
-        """Issue the all-gather of ``bucket``'s parameters.
+        """Issue the all-gather of ``bucket``'s parameters, unless ``gather_ahead`` has done so.
 
-        The optimizer or ``load`` has converted them from the master weights.
+        The optimizer or ``load`` has converted them from the master weights. It is recorded here in
+        either case, so that a step has the same records.
 
-        It is skipped if ``gather_all`` has just issued it: the master weights do not change until
-        the optimizer of this step, and all ranks evaluate before the same steps.
+        It is skipped if ``gather_all`` or ``settle`` has just completed it: the master weights do
+        not change until the optimizer of this step, and all ranks call them before the same steps.
         """
         if bucket in self._complete:
             self._complete.remove(bucket)
             return
-        flat = self._flats[bucket]
-        with self._record(Kind.ALL_GATHER, bucket, step, nbytes=flat.params.nbytes) as sequence:
-            ticket = self._comm.all_gather(flat.params, flat.param_shard)
-            self._recorder.name(sequence, ticket.collective)
-        self._gathers[bucket] = ticket
+        nbytes = self._flats[bucket].params.nbytes
+        with self._record(Kind.ALL_GATHER, bucket, step, nbytes=nbytes) as sequence:
+            if bucket not in self._gathers:
+                self._issue_gather(bucket)
+            self._recorder.name(sequence, self._gathers[bucket].collective)
         if not self._overlap_gather:
             self.ready(bucket, step)
+
+    def gather_ahead(self, bucket: int) -> None:
+        """Issue the all-gather for the next pass, since the optimizer has updated ``bucket``.
+
+        All ranks update the same buckets in the same order, and a step that one of them skips is
+        skipped by all. Only parameters are read and written, so a snapshot of the state may be
+        taken meanwhile. Without overlap it does nothing.
+        """
+        if self._overlap_gather:
+            self._issue_gather(bucket)
 
     def ready(self, bucket: int, step: int) -> None:
         """Wait until ``bucket``'s parameters are complete, unless that was done."""
@@ -74,11 +85,11 @@ class DataParallel:
 
     def gather_all(self, step: int) -> None:
         """Gather the parameters of all buckets, for a pass outside of a training step."""
-        for bucket in range(len(self._flats)):
-            self.gather(bucket, step)
-        for bucket in range(len(self._flats)):
-            self.ready(bucket, step)
-            self._complete.add(bucket)
+        self._gather_now(range(len(self._flats)), step)
+
+    def settle(self, step: int) -> None:
+        """Wait for the gathers that were issued ahead, because the next step is not due yet."""
+        self._gather_now(list(self._gathers), step)
 
     def reduce(self, bucket: int, step: int) -> None:
         """Issue the reduce-scatter of ``bucket``'s gradients into its shard."""
@@ -105,6 +116,17 @@ class DataParallel:
         """Wait for every reduction of the step."""
         for bucket in list(self._reduces):
             self._wait_reduce(bucket, step)
+
+    def _gather_now(self, buckets: Sequence[int], step: int) -> None:
+        for bucket in buckets:
+            self.gather(bucket, step)
+        for bucket in buckets:
+            self.ready(bucket, step)
+            self._complete.add(bucket)
+
+    def _issue_gather(self, bucket: int) -> None:
+        flat = self._flats[bucket]
+        self._gathers[bucket] = self._comm.all_gather(flat.params, flat.param_shard)
 
     def _wait_reduce(self, bucket: int, step: int) -> None:
         self._wait(Kind.REDUCE_SCATTER, bucket, step, self._reduces.pop(bucket))

@@ -73,6 +73,7 @@ def run_steps(
         ):
             control.carry_out(evaluation, validation)
             if control.directive.pause:
+                data.settle(state.step)
                 control.pause(evaluation, validation)
                 continue
             if _is_evaluation_due(context, state.step):
@@ -93,6 +94,7 @@ def run_steps(
     is_complete = state.step >= control.total_steps
     if is_complete:
         evaluate()
+    data.settle(state.step)
     return Ending(is_complete, control.finish(store_moved))
 
 

@@ -1,8 +1,8 @@
 """One training step: the lowered schedule with everything that frames it, down to the snapshot.
 
 The order that other components rely on (docs/protocol.md, section 3): gradients reduced -> the
-snapshot under way sealed -> the two world all-reduces -> that snapshot committed -> optimizer ->
-next snapshot begun, if one is due.
+snapshot under way sealed -> the two world all-reduces -> that snapshot committed -> optimizer, with
+the gather of each bucket for the next step behind its update -> next snapshot begun, if one is due.
 """
 
 from __future__ import annotations
@@ -265,10 +265,12 @@ class TrainStep:
                 totals.lr,
                 updates,
                 totals.grad_scale,
-                after_bucket=lambda bucket: failpoint(
-                    "worker.mid_optimizer", step=totals.step, bucket=bucket
-                ),
+                after_bucket=lambda bucket: self._updated(bucket, totals.step),
             )
+
+    def _updated(self, bucket: int, step: int) -> None:
+        failpoint("worker.mid_optimizer", step=step, bucket=bucket)
+        self._data.gather_ahead(bucket)
 
     def _end(self, totals: _StepTotals) -> None:
         if totals.is_stopped:
