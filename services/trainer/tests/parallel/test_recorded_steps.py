@@ -17,7 +17,9 @@ from headway.trainer.parallel.tensor import TensorParallel
 STEPS = range(16, 49)
 
 
-@pytest.mark.parametrize(("num_waits", "every"), [(1, 4), (8, 4), (9, 8), (17, 16), (40, 16)])
+@pytest.mark.parametrize(
+    ("num_waits", "every"), [(1, 2), (4, 2), (5, 4), (9, 8), (17, 16), (40, 16)]
+)
 def test_the_fewer_a_step_has_the_more_steps_are_recorded(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, num_waits: int, every: int
 ) -> None:

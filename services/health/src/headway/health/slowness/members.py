@@ -14,11 +14,11 @@ from headway.health.slowness.peers import median, median_of_others, spread
 from headway.health.slowness.spans import LEAST
 from headway.health.slowness.steps import Floats, StepTable
 
-LEAST_SHARE = 1 / 4
+LEAST_SHARE = 1 / 8
 """Of the time that the group loses, how much more the others wait than its slow member."""
 MANY = 3
 """Recorded steps whose spread shows how far one of them may be off."""
-DEVIATIONS = 3.0
+DEVIATIONS = 4.0
 FEW = 3.0
 """Over the number of steps: by how much the spread of few may be larger than it looks."""
 MOST_GROUPS = 8

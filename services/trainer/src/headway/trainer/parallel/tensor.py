@@ -21,7 +21,7 @@ from headway.common.plan.schedule.actions import Kind
 from headway.trainer.comm.interface import Comm, Done, SingleRank, Ticket
 from headway.trainer.device.recorder import Recorder
 
-RECORD_EVERY = (4, 8, 16)
+RECORD_EVERY = (2, 4, 8, 16)
 """Steps between two whose collectives are recorded one by one, the more the more a step has. They
 are counted in all steps; as records they would be most of a rank's: 6,000 a step for 175 billion
 parameters."""
