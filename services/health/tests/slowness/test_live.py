@@ -12,11 +12,7 @@ from headway.common.wire.messages.summaries import GroupSum, StepSum, StepSummar
 from headway.health.config import HealthConfig
 from headway.health.diagnosis.of_verdict import diagnosis_of
 from headway.health.responses import response
-from headway.health.slowness import live
-from headway.health.slowness.findings import Slowness
-from headway.health.slowness.judge import slowness_of
 from headway.health.slowness.live import LiveSlowness
-from headway.health.slowness.steps import StepTable
 from headway.health.state import MonitorState
 from headway.testkit.beats import RUN_ID
 from hypothesis import given, settings
@@ -58,22 +54,6 @@ def test_a_slow_rank_is_named_within_twenty_steps_and_so_is_its_end(
     verdict = run.reported[0][1]
     assert (verdict.kind, verdict.cause, verdict.subject) == ("slow_rank", "compute", "rank")
     assert (verdict.node, response(verdict)) == (rank // 2, "observe")
-
-
-@pytest.mark.parametrize(("missed", "count"), [(7, 1), (9, 2)])
-def test_what_a_few_noisy_steps_hide_is_not_over(
-    monkeypatch: pytest.MonkeyPatch, missed: int, count: int
-) -> None:
-    steps = played()
-    steps.own_us[SINCE:, 5] *= 1.5
-    hidden = range(FIRST + SINCE + 24, FIRST + SINCE + 24 + missed)
-
-    def rule(table: StepTable) -> list[Slowness]:
-        return [] if table.steps[-1] in hidden else slowness_of(table)
-
-    monkeypatch.setattr(live, "slowness_of", rule)
-    run = LiveRun(PP2_DP4, every=1).run(steps)
-    assert [one.is_open for _, one in run.reported] == [True, False, True][: 2 * count - 1]
 
 
 def test_a_verdict_says_since_when_how_sure_and_what_else_it_may_be() -> None:

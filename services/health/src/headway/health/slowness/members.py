@@ -1,9 +1,9 @@
 """The member of a tensor-parallel group that the others wait for.
 
-Passes of all members take equally long, as they contain the waits for each other. Whoever enters a
-collective late waits the less in it, so that member waits the least. A pass less its waits would be
-its own work, but that is a small difference of large numbers where ranks share cores. Waits are
-recorded in some steps only.
+Passes of all members take equally long, as they contain the waits for each other. A member that
+enters a collective late waits less in it, so the slow one waits the least. A pass less its waits
+would be its own work, but that is a small difference of large numbers where ranks share cores.
+Waits are recorded in some steps only.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from headway.health.slowness.spans import LEAST
 from headway.health.slowness.steps import Floats, StepTable
 
 LEAST_SHARE = 1 / 8
-"""Of the time that the group loses, how much more the others wait than its slow member."""
+"""The least by which others wait longer than a slow member, of the time that the group loses."""
 MANY = 3
 """Recorded steps whose spread shows how far one of them may be off."""
 DEVIATIONS = 4.0

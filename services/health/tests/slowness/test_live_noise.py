@@ -1,0 +1,32 @@
+"""A slow rank that noise hides for some steps."""
+
+from __future__ import annotations
+
+import pytest
+from headway.common.plan.grid import Grid
+from headway.health.slowness import live
+from headway.health.slowness.findings import Slowness
+from headway.health.slowness.judge import slowness_of
+from headway.health.slowness.steps import StepTable
+
+from services.health.tests.slowness.live_run import LiveRun
+from services.health.tests.slowness.played_steps import FIRST, PlayedSteps
+
+PP2_DP4 = Grid(pp=2, dp=4)
+SINCE = 60
+
+
+@pytest.mark.parametrize(("missed", "count"), [(7, 1), (9, 2)])
+def test_what_a_few_noisy_steps_hide_is_not_over(
+    monkeypatch: pytest.MonkeyPatch, missed: int, count: int
+) -> None:
+    steps = PlayedSteps(PP2_DP4, SINCE + 60)
+    steps.own_us[SINCE:, 5] *= 1.5
+    hidden = range(FIRST + SINCE + 24, FIRST + SINCE + 24 + missed)
+
+    def rule(table: StepTable) -> list[Slowness]:
+        return [] if table.steps[-1] in hidden else slowness_of(table)
+
+    monkeypatch.setattr(live, "slowness_of", rule)
+    run = LiveRun(PP2_DP4, every=1).run(steps)
+    assert [one.is_open for _, one in run.reported] == [True, False, True][: 2 * count - 1]
