@@ -4,11 +4,12 @@
 
 Ranks are threads of one process over real gloo groups, which train a small model. Counting and
 recording are off in every other step of the same run, and the process's CPU time of the steps is
-compared: the median of the pairs' ratios. It leaves out what those steps cost more in which
-each collective of tensor parallelism is recorded. The spread of such ratios is as large as the
-limit, so the cost is accounted as well: a step's records and collectives times what one of each
-costs by itself, which leaves out what they cost others, as by caches. Beside that the cost of one
-collective's count (entered and done together), and the bytes of a rank's ring with its table.
+compared: the median of the pairs' ratios. So small a model has each collective of tensor
+parallelism recorded in every second step, large ones in every 16th. The spread of such ratios is as
+large as the limit, so the cost is accounted as well: a step's records and collectives times what
+one of each costs by itself, which leaves out what they cost others, as by caches. Beside that the
+cost of one collective's count (entered and done together), and the bytes of a rank's ring with its
+table.
 """
 
 from __future__ import annotations

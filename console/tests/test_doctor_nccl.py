@@ -130,7 +130,9 @@ def test_adapters_of_efa_without_a_driver_and_machines_without_any_are_told_apar
     for number in (0, 1):
         (efa / f"sys/class/infiniband/rdmap{number}s0/device").unlink()
         (efa / f"sys/bus/pci/devices/0000:00:1{number}.0/driver").unlink()
-    found = _found(efa, nccl_profile="efa")["nccl"]
+        found = _found(efa, nccl_profile="efa")["nccl"]
+        assert found.level == "note"
+        assert ("no driver serves the others (1)" in found.message) == (number == 0)
     assert "no driver serves the EFA adapters here (2)" in found.message
     assert "module efa" in found.remedy
     for device in (efa / "sys/bus/pci/devices").iterdir():

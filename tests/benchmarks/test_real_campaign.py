@@ -19,7 +19,7 @@ from headway.trainer.config import RunConfig
 from benchmarks.campaign.peers.dumps import PREFIX, played_cases
 from benchmarks.campaign.peers.side_by_side import Answer, answer
 from benchmarks.campaign.real.judge import BY_NAME, figures, missed, wrong_with
-from benchmarks.campaign.real.kinds import INJECTIONS, agrees, is_accusing, refused
+from benchmarks.campaign.real.kinds import INJECTIONS, OF_HARDWARE, agrees, is_accusing, refused
 from benchmarks.campaign.real.said import accused
 from benchmarks.campaign.real.tier import plan
 
@@ -154,6 +154,8 @@ def test_every_fault_is_injected_or_refused_with_a_reason() -> None:
 
 def test_a_plan_has_every_injection_equally_often() -> None:
     chosen = plan(random.Random(0), INJECTIONS, 2 * len(INJECTIONS))
+    hardware = [one.fault in OF_HARDWARE for one in chosen]
+    assert hardware == sorted(hardware) and any(hardware), "it explains what comes later"
     assert set(Counter(one.name for one in chosen).values()) == {2}
     with pytest.raises(ValueError, match="'nothing' cannot be injected here; use some of: kill"):
         plan(random.Random(0), INJECTIONS, 3, ["nothing"])

@@ -22,7 +22,7 @@ EXAMPLES = sorted((ROOT / "examples").rglob("*.toml"))
 TINY = ROOT / "examples" / "tiny.toml"
 OFTEN = ("tiny", "tp2", "llama")
 """The other ones differ by the model alone, whose layers tests/golden compares."""
-STEPS = 60
+STEPS = 90
 LONG = (f"train.steps={STEPS}", "ckpt.durable_every=10")
 
 

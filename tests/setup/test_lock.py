@@ -96,6 +96,7 @@ def test_pip_settings_reach_uv(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     assert env["UV_INDEX"] == "https://one.example/simple https://two.example/simple"
     assert env["UV_FIND_LINKS"] == "/one,/two"
     assert env["SSL_CERT_FILE"] == "/ca.pem"
+    assert env["UV_PYTHON_DOWNLOADS"] == "never"
     assert env["UV_INDEX_STRATEGY"] == "unsafe-best-match"
     monkeypatch.setenv("UV_DEFAULT_INDEX", "https://own.example/simple")
     assert "UV_INDEX" not in pip_settings.for_uv(Path(sys.executable))

@@ -202,10 +202,15 @@ class InjectedRun(LocalRun):
     def _innocents(self, row: dict[str, Any]) -> list[str]:
         """Ranks with another process, and nodes with another state, that were not the target."""
         found = [f"rank {rank}" for rank in row["survivors_with_new_pid"]]
-        if self.current.target == "node" and (self.current.ends or self.current.may_end):
-            return found  # a spare takes over, unless its executor is restarted before
         before = {str(node): state for node, state in self.before.nodes.items()}
-        return found + [f"node {n}" for n, state in row["nodes"].items() if before.get(n) != state]
+        changed = [node for node, state in row["nodes"].items() if before.get(node) != state]
+        if self.current.target == "node":  # a spare takes over, unless its executor is restarted
+            changed = [
+                node
+                for node in changed
+                if node != str(self._node_hit) and before.get(node) != "spare"
+            ]
+        return found + [f"node {node}" for node in changed]
 
     def _layer(self, said: list[dict[str, Any]]) -> dict[str, Any]:
         """Of values that are not finite: the tensor, by the rank's own log, and if it is named."""

@@ -99,6 +99,20 @@ def test_a_frozen_rank_that_waits_like_all_others_is_named_first(lived_s: float)
     assert [(one.kind, one.rank) for one in given] == [("silence", 1)]
 
 
+def test_a_rank_without_life_whose_node_reports_it_no_more_does_not_hide_a_hang() -> None:
+    """Its last beat showed no life for a second, and no other beat will tell."""
+    timelines = lockstep(4, 60, lambda _: 0.4)
+    for timeline in timelines:
+        timeline.hang(HUNG_S, "NORM")
+    nodes, state = on_nodes(timelines), MonitorState(CONFIG, RUN_ID)
+    play(state, nodes, HUNG_S)
+    nodes[0].signals[1] = {"alive_age_s": 0.9 * CONFIG.silence_floor_s}
+    play(state, nodes, HUNG_S + 1.0, start_s=HUNG_S)
+    nodes[0].timelines = timelines[:1]
+    given = [one for _, one in play(state, nodes, 60.0, start_s=HUNG_S + 1.0)]
+    assert [(one.kind, one.rank) for one in given] == [("unexplained_hang", -1)]
+
+
 def test_an_unexplained_hang_ends_when_ranks_move_or_another_generation_begins() -> None:
     timelines = lockstep(2, 60, lambda _: 0.4)
     for timeline in timelines:

@@ -339,7 +339,7 @@ def test_one_state_holds_12288_nodes_and_names_the_one_hung_rank() -> None:
         timeline.hang(5.0, "NORM")
     stall_others(hung, 5, at_s=4.6)
     told: list[Verdict] = []
-    for now_s in beat_times(8.0):
+    for now_s in beat_times(9.5):
         samples = [timeline.sample(now_s) for timeline in timelines]
         for node in range(num_nodes):
             if node == 4711:

@@ -218,6 +218,20 @@ def test_neither_member_is_named_whose_waits_do_not_show_it(late: float, chance:
     assert (found.cause, found.ranks, found.is_one_of) == ("compute", (2, 3), True)
 
 
+@pytest.mark.parametrize("recorded", [range(SINCE), range(SINCE + 5, SINCE + 6)])
+def test_neither_member_is_named_by_waits_before_it_was_slow_or_by_a_single_one(
+    recorded: range,
+) -> None:
+    """Rank 2 always waits a little less than rank 3."""
+    steps = _of_a_pair(0.2 if recorded.start else 0.0)
+    waits = np.full(steps.own_us.shape, -1.0)
+    waits[recorded] = 0.3 * PASSES_US
+    waits[recorded, 3] += 0.05 * PASSES_US
+    steps.waits_us[TP_LINE] = waits
+    [found] = slowness_of(steps.table())
+    assert (found.cause, found.ranks, found.is_one_of) == ("compute", (2, 3), True)
+
+
 def test_data_that_come_late_to_one_tensor_parallel_rank_do_not_slow_the_passes_of_its_group() -> (
     None
 ):

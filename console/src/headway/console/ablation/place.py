@@ -8,7 +8,7 @@ from headway.common.errors import InputError
 from headway.trainer.config import RunConfig
 
 MOST_PER_CPU = 16
-"""Ranks: eight stand-ins fit on two CPUs with room to spare, hundreds fit on no machine."""
+"""Ranks: eight stand-ins fit on two CPUs with room to spare."""
 
 
 def check_fits_here(config: RunConfig, *, num_cpus: int | None = None) -> None:

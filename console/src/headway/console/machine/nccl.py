@@ -99,6 +99,12 @@ def _efa(message: str, sysfs: Path, dev: Path) -> Finding:
             f"{message}, and there is no {dev}/infiniband/uverbs* to reach them by",
             "give the container these devices (docker --device), or load the module ib_uverbs",
         )
+    if found.without_driver:
+        return Finding(
+            "note",
+            f"{message}, and no driver serves the others ({found.without_driver})",
+            "see the kernel's log for these adapters, and reload its module efa",
+        )
     return Finding("ok", message)
 
 

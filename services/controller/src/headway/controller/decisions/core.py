@@ -52,7 +52,7 @@ class Core:
         """Digest of the code of this driver."""
         self.steps, self.snapshot_every = start.steps, start.snapshot_every
         self.commands: list[Steer] = []
-        self._begin(start.generation)
+        self._reset(start.generation)
         self._recall(start.memory)
         for steer in start.commands:
             self.add_command(steer)
@@ -62,7 +62,7 @@ class Core:
             self.fleet.set_silent(former, start.former_silent_s)
         self._recall_nodes(start.memory)
 
-    def _begin(self, generation: int) -> None:
+    def _reset(self, generation: int) -> None:
         """What each driver begins anew; ``generation`` is the newest, -1 before the first."""
         self.generation = self.members.generation = generation
         self.begins_at = 0.0

@@ -106,7 +106,7 @@ class Driver:
         is_shared = self.run_dir.bundle.exists()
         journal = Journal(self.run_dir.database, epoch=epoch, is_shared=is_shared)
         topology = topology_of(self.run_dir)
-        start = self._begin(journal, topology, is_shared=is_shared)
+        start = self._start(journal, topology, is_shared=is_shared)
         self._clock = RunClock.continued(journal, node, boot_id()) if is_shared else RunClock()
         self._outcome, self._detail = journal.fact("outcome", ""), journal.fact("detail", "")
         members = members_of(journal)
@@ -146,7 +146,7 @@ class Driver:
         self._schedule()
 
     # ---- what it is made of, in the order in which it is made -----------------------------------
-    def _begin(self, journal: Journal, topology: Topology | None, *, is_shared: bool) -> Start:
+    def _start(self, journal: Journal, topology: Topology | None, *, is_shared: bool) -> Start:
         """What the state begins with; from here on no former driver can write."""
         return begin(
             self.config,

@@ -51,8 +51,13 @@ class RankView:
         return self.signals.alive_age_s > self.limit_s(config)
 
     def may_be_frozen(self, config: HealthConfig) -> bool:
-        """Whether it has shown no life for so long that the next beats will tell."""
-        return self.signals.alive_age_s > self.stall_s(config)
+        """Whether it has shown no life for half its limit, so that the next beats will tell.
+
+        Of a rank that has not moved for twice its limit they would have told.
+        """
+        limit_s = self.limit_s(config)
+        is_recent = not self.absence and still_s(self.signals) <= 2 * limit_s
+        return is_recent and self.signals.alive_age_s > limit_s / 2
 
     @property
     def silence_s(self) -> float:

@@ -2,7 +2,8 @@
 
 The newest steps are judged by the same rule as stored ones. Of what that finds, only that is named
 which stays with a rank, a tensor-parallel group or a stage, and is so large, so long and so far
-above short slowdowns that chance is ruled out. It is over once the rule does not find it.
+above short slowdowns that chance is ruled out. It is over once the rule finds its end, or has
+not found it for some steps.
 """
 
 from __future__ import annotations
@@ -94,11 +95,12 @@ class LiveSlowness:
         self._judged_step = self._newest.newest_step
         found = slowness_of(table)
         lasting = self._lasting(found, table)
-        lasting |= self._missed({_who(one, table) for one in found if one.ranks}, lasting)
-        self._note_passed(lasting, table)
+        kept = self._missed(found, table)
+        slow = {who: named.one for who, named in kept.items()} | lasting
+        self._note_passed(slow, table)
         lately = (one for _, one in self._over)
-        self._passing.note(table, [*lasting.values(), *lately])
-        self._named = {
+        self._passing.note(table, [*slow.values(), *lately])
+        self._named = kept | {
             who: self._named_as(who, one)
             for who, one in lasting.items()
             if who in self._named or self._is_certain(one, table, now_s)
@@ -122,14 +124,23 @@ class LiveSlowness:
                 lasting.setdefault(_who(one, table), one)
         return lasting
 
-    def _missed(self, found: set[Who], lasting: dict[Who, Slowness]) -> dict[Who, Slowness]:
-        """What is named and has not been found for some steps only, as it was known before."""
-        gone = self._named.keys() - found - lasting.keys()
-        self._missing = {who: self._missing.get(who, self._judged_step) for who in gone}
+    def _missed(self, found: list[Slowness], table: StepTable) -> dict[Who, Named]:
+        """What is named and has not been found for some steps only, as it was known before.
+
+        What has ended is found, with its end. Found at less than half of what it was, it counts as
+        missed.
+        """
+        seen = {_who(one, table): one.excess for one in reversed(found) if one.ranks}
+        missing = {
+            who: self._missing.get(who, self._judged_step)
+            for who, named in self._named.items()
+            if seen.get(who, 0.0) < named.one.excess / 2
+        }
+        self._missing = missing
         return {
-            who: self._named[who].one
-            for who, first in self._missing.items()
-            if self._judged_step - first < MISSED_STEPS
+            who: self._named[who]
+            for who, first in missing.items()
+            if who not in seen and self._judged_step - first < MISSED_STEPS
         }
 
     def _note_passed(self, lasting: dict[Who, Slowness], table: StepTable) -> None:
