@@ -18,6 +18,10 @@ from headway.trainer.device.device_recorder import DeviceRecorder, recorder_for
 MS = 1_000_000
 
 
+EVENT_NS = 5_000
+"""An idle device passes an event so long after the host has recorded it."""
+
+
 class Device:
     """One stream. The host launches work, which runs in order; the device's clock counts from
     elsewhere than the host's. ``now_ns`` is the host's time."""
@@ -37,7 +41,7 @@ class Device:
 
     def wait(self) -> None:
         """The host waits until the device is done."""
-        self.now_ns = max(self.now_ns, self.busy_until_ns)
+        self.now_ns = max(self.now_ns, self.busy_until_ns) + EVENT_NS
 
     def event(self) -> Event:
         self.num_events += 1
@@ -50,7 +54,7 @@ class Event:
 
     def record(self) -> None:
         assert self.at_ns < 0 or self.query(), "recorded again while the device has yet to pass it"
-        self.at_ns = max(self._device.now_ns, self._device.busy_until_ns)
+        self.at_ns = max(self._device.now_ns, self._device.busy_until_ns) + EVENT_NS
 
     def query(self) -> bool:
         return 0 <= self.at_ns <= self._device.now_ns
@@ -190,7 +194,7 @@ def test_a_norm_outside_of_a_step_reads_all_that_came_before(rig: Rig) -> None:
         rig.step(step, 30)
     assert rig.unknown()
     rig.control_round(3)
-    assert rig.unknown() == []
+    assert rig.unknown() == [(Kind.NORM, 3)], "its own end is not passed yet"
 
 
 def test_what_was_broken_off_is_never_corrected(rig: Rig) -> None:

@@ -233,7 +233,7 @@ def _described(machines: HostMachines, node: int) -> Hardware:
     text = machines.call(node, "describe", "", limit_s=DESCRIBE_LIMIT_S)
     try:
         found = json.loads(reach.last_line(text))
-        lack = str(found["compiler_lack"])
+        lack = str(found.get("compiler_lack", ""))  # a former version does not say
         return Hardware(int(found["gpus"]), str(found["cpu_flags"]), lack)
     except (ValueError, KeyError, TypeError) as error:
         raise HeadwayError(

@@ -136,8 +136,10 @@ class DeviceRecorder:
     def _read(self, count: int) -> None:
         """Read up to ``count`` marks, as far as the device has passed them."""
         anchor = self._anchor
+        if anchor is None or not anchor.query():  # no time can be asked of before it is passed
+            return
         for _ in range(count):
-            if anchor is None or not self._marks or not self._marks[0].event.query():
+            if not self._marks or not self._marks[0].event.query():
                 break
             mark = self._marks.popleft()
             self._read_marks.append(mark)
@@ -202,9 +204,9 @@ class _Timed:
         if self._kind in COMPUTE:
             owner._computed()
         elif self._kind == Kind.NORM:
-            owner._set_anchor()
             if self._fields["flags"] & WAITING:  # of no step, so nothing is due
-                owner.read_steps()
+                owner._read(len(owner._marks))
+            owner._set_anchor()
 
     def at(self, mark: _Mark, host_ns: int) -> None:
         """The device passed ``mark`` at ``host_ns``."""

@@ -116,6 +116,11 @@ class Chunk:
         """Shape of the tensors between stages: [seq/tp, micro_batch, hidden]."""
         return torch.Size((self.model.seq_len // self.tp.size, micro_batch_size, self.model.hidden))
 
+    def reserve_positions(self, count: int, micro_batch_size: int) -> None:
+        """Page-lock memory for the documents of so many micro-batches, as ``Places.reserve``."""
+        if self.model.document_end is not None:
+            self._places.reserve(count, micro_batch_size, self.model.seq_len)
+
     @torch.no_grad()
     def forward(
         self,

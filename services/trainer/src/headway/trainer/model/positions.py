@@ -55,6 +55,8 @@ class Places:
     def __init__(self, model: Architecture, dtype: torch.dtype, device: torch.device) -> None:
         self._device = device
         self._has_windows = model.window is not None
+        self._packings: dict[int, Packing] = {}
+        """Of rows without borders, by their length."""
         self._cos: torch.Tensor | None = None
         if model.positions == "rotary":
             angle = torch.outer(
@@ -72,14 +74,36 @@ class Places:
         """
         if index is None and borders is not None:
             index = _sent(_index(borders), self._device)
-        packing = None
-        if self._device.type == "cuda" and (self._has_windows or borders is not None):
-            packing = packing_of(borders, length, self._device)
+        packing = self._packing(borders, length)
         if self._cos is None:
             return Positions(None, index, borders, packing)
         if index is None:
             return Positions((self._cos[:length], self._sin[:length]), None, borders, packing)
         return Positions((self._cos[index, 0], self._sin[index, 0]), index, borders, packing)
+
+    def reserve(self, count: int, rows: int, length: int) -> None:
+        """Page-lock memory for the documents of ``count`` micro-batches on a GPU.
+
+        torch keeps it for later ones, which must not wait until the device is idle to get some.
+        """
+        if self._device.type == "cuda":
+            shapes = (((length, rows), torch.int64), ((rows * length + 1,), torch.int32))
+            held = [
+                torch.empty(shape, dtype=dtype, pin_memory=True)
+                for _ in range(count)
+                for shape, dtype in shapes
+            ]
+            held.clear()
+
+    def _packing(self, borders: Borders | None, length: int) -> Packing | None:
+        """What a GPU needs for windows and documents."""
+        if self._device.type != "cuda" or not (self._has_windows or borders is not None):
+            return None
+        if borders is not None:
+            return packing_of(borders, length, self._device)
+        if length not in self._packings:
+            self._packings[length] = packing_of(None, length, self._device)
+        return self._packings[length]
 
 
 def packing_of(borders: Borders | None, length: int, device: torch.device) -> Packing:

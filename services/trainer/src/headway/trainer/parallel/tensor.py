@@ -110,7 +110,8 @@ class TensorParallel:
     def record(self, recorder: Recorder | None, step: int = -1) -> None:
         """From now on, record the collectives of ``step``, if it is one of many; None: of none.
 
-        All members have equally many of them, so they record the same steps.
+        All members have equally many of them, so they record the same steps, but for the first one
+        after a member was replaced.
         """
         if recorder is None:
             self._every = _steps_between(self._num_waits)

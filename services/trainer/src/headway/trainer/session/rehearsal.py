@@ -36,6 +36,9 @@ from headway.trainer.session.step import TrainStep
 from headway.trainer.state.snapshot import Snapshots
 from headway.trainer.state.train_state import TrainState
 
+SHORT_DOCUMENT = 16
+"""Tokens, fewer than ``kernels.varlen`` packs."""
+
 
 def rehearse_step(context: StepContext, progress: Callable[[int], object]) -> None:
     """Evaluate and train once; parameters, gradients and optimizer state are garbage afterwards.
@@ -145,6 +148,8 @@ def _short(config: RunConfig) -> RunConfig:
     """A run of the same shapes that takes no more micro-batches than it has to."""
     train, parallel = config.train, config.parallel
     count = enough(parallel.schedule, parallel.pp, config.num_micro_batches)
+    if config.model.document_end is not None:
+        count = max(count, 3)
     size = count * train.micro_batch_size * parallel.dp
     train = dataclasses.replace(train, global_batch_size=size, batch_ramp=(), eval_batches=1)
     health = dataclasses.replace(config.health, replay_every=min(config.health.replay_every, 1))
@@ -156,6 +161,8 @@ def _lock_batches(context: StepContext) -> None:
     config = context.config
     count = max(1, config.train.eval_batches)
     context.take_batches(_reader(context), 0, config.train.global_batch_size, count)
+    for chunk in context.chunks:
+        chunk.reserve_positions(max(config.num_micro_batches, count), config.train.micro_batch_size)
 
 
 def _reader(context: StepContext) -> BatchReader:
@@ -184,6 +191,7 @@ class _Zeros:
     """Tokens of one kind, which ends no document, and labels 0.
 
     In every other micro-batch a half of the labels does not count, and documents end in the middle.
+    In every third one documents are so short that other kernels are used, see ``kernels.varlen``.
     """
 
     fingerprint = ""
@@ -202,6 +210,8 @@ class _Zeros:
         end = self._config.model.document_end
         tokens = np.full((size, seq_len), 1 if end == 0 else 0, np.int32)
         mask = np.ones((size, seq_len), np.uint8)
+        if end is not None and self._taken % 3 == 2:
+            tokens[:, ::SHORT_DOCUMENT] = end
         if self._taken % 2:
             mask[:, : seq_len // 2] = 0
             if end is not None:

@@ -21,7 +21,8 @@ class CopyStream:
     To lock or unlock memory waits until the device is idle, and meanwhile no other thread can
     launch anything. So both are done on the thread that trains, at the end of a step before its
     optimizer, when nothing that waits for a peer is queued: beside a step they would wait for a
-    receive that is posted ahead, and the peer for this rank.
+    receive that is posted ahead, and the peer for this rank. A slot that gets its memory only when
+    its snapshot begins is locked then: every rank has issued the gathers that this waits for.
 
     A copy on the computation's stream would wait behind the whole next step, and a copy into
     pageable memory goes through the driver's small buffer. Of the lowest priority, because NCCL's

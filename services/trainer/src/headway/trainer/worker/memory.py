@@ -28,9 +28,9 @@ FIRST_STEPS = 4
 """Steps before the peak is reported: by then every slot of the arena has been used once."""
 GROWTH = 1.02
 """Factor by which the peak must grow to be reported again."""
-OWN_BEYOND_TORCH = 3 << 30
-"""Bytes on a GPU that this process may hold outside torch's allocator, and a standby next to it:
-CUDA's contexts, its libraries, and NCCL's buffers."""
+OWN_BEYOND_TORCH = 2 << 30
+"""Bytes on a GPU that this process may hold outside torch's allocator: CUDA's context, its
+libraries, and NCCL's buffers."""
 
 
 class MemoryWatch:

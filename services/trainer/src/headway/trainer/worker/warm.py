@@ -29,6 +29,8 @@ WARM_AFTER_S = 10.0
 once."""
 SLACK = 1.1
 """Factor over the predicted memory, for what torch's allocator keeps in pieces that do not fit."""
+CONTEXT = 1 << 30
+"""Bytes on a GPU of a standby's context, with the libraries that it loads there."""
 _LENGTH, _HEADS, _WIDTH = 128, 2, 64
 _DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32, "fp64": torch.float64}
 
@@ -90,7 +92,8 @@ class WarmUp:
         if config.model.architecture.own_block is not None:  # its memory is not predicted
             return []
         most = max(memory.total for memory in predict_all(memory_shape(config)))
-        wanted = SLACK * most + OWN_BEYOND_TORCH
+        ranks = -(-config.launch.ranks_per_node // torch.cuda.device_count())
+        wanted = ranks * (SLACK * most + OWN_BEYOND_TORCH) + config.launch.standbys * CONTEXT
         totals = [torch.cuda.get_device_properties(index).total_memory for index in found]
         if any(total < wanted for total in totals):
             log.info("no room beside a rank: the standby prepares no GPU", bytes=round(wanted))
