@@ -20,6 +20,8 @@ from headway.trainer.comm.every_rank import EveryRank
 from headway.trainer.comm.groups import Groups
 from headway.trainer.comm.interface import Aborted, Comm, Ticket
 from headway.trainer.config import RunConfig
+from headway.trainer.data.batches import borders_of
+from headway.trainer.model.kernels.varlen import MIN_MEAN_LENGTH
 from headway.trainer.model.rehearsal import Echo
 from headway.trainer.session import rehearsal
 from headway.trainer.session import session as generation
@@ -240,3 +242,13 @@ def noting(calls: list[str], name: str, true: Callable[..., Any]) -> Callable[..
         return None if name == "rehearse_step" else true(*args)
 
     return call
+
+
+def test_documents_of_every_length_that_chooses_a_kernel_are_rehearsed() -> None:
+    config = from_dict(RunConfig, {"model": {"document_end": 0, "seq_len": 256}})
+    source = rehearsal._Zeros(rehearsal._short(config), 0)
+    lengths = set[int]()
+    for _ in range(rehearsal._short(config).num_micro_batches):
+        [row, *_] = borders_of(source.next().tokens, 0) or ()
+        lengths.add(256 // (len(row) - 1))
+    assert {256, 128} <= lengths and min(lengths) < MIN_MEAN_LENGTH

@@ -154,6 +154,22 @@ def test_a_standby_stays_off_gpus_that_ranks_fill(
     assert prepared == ([torch.device("cuda", 0)] if world == 1 else [])
 
 
+@pytest.mark.parametrize(("standbys", "world"), [(8, 4), (1, 12)])
+def test_all_standbys_and_ranks_of_a_gpu_have_to_fit(
+    standbys: int, world: int, gpus: SimpleNamespace
+) -> None:
+    gpus.total_memory = 3 * OWN_BEYOND_TORCH
+    driver = Driver()
+    standby = _started(_config(4), driver)
+    _wait_for(driver, {0, 1, 2, 3})
+    standby.assigned(0)
+    assert standby.join(LIMIT_S)
+    config, driver = _config(world), Driver()
+    launch = dataclasses.replace(config.launch, standbys=standbys)
+    standby = _started(dataclasses.replace(config, launch=launch), driver)
+    assert standby.join(LIMIT_S) and driver.created == []
+
+
 def test_the_only_gpu_runs_small_operations_and_keeps_none_of_their_memory(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
