@@ -56,7 +56,7 @@ class Places:
         self._device = device
         self._has_windows = model.window is not None
         self._packings: dict[int, Packing] = {}
-        """Of rows without borders, by their length."""
+        """The packing of rows without borders, by their length."""
         self._cos: torch.Tensor | None = None
         if model.positions == "rotary":
             angle = torch.outer(
