@@ -82,6 +82,7 @@ def test_nothing_is_missed_if_all_is_right() -> None:
         row("kill", said()),
         row("hang", said(after_s=6.9)),
         row("slow", said(steps=20)),
+        row("slow", said(text="slow_rank of node 1", is_right=False), said(steps=18)),
         row("nan", said(), tensor="head.weight", is_layer_right=True),
         row("locked_journal"),
         row("flip", said()),
@@ -89,7 +90,7 @@ def test_nothing_is_missed_if_all_is_right() -> None:
     rows = [{"is_layer_right": False, **one} for one in rows]
     assert missed(rows) == []
     found = figures(rows)
-    assert (found["to_be_named"], found["named_right"], found["precision"]) == (5, 1.0, 1.0)
+    assert (found["to_be_named"], found["named_right"], found["precision"]) == (6, 1.0, 1.0)
     assert found["nan_with_layer"] == "1 of 1"
 
 

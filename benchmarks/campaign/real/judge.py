@@ -20,7 +20,10 @@ BY_NAME = {one.name: one for one in INJECTIONS}
 
 
 def wrong_with(row: Row) -> list[str]:
-    """What is wrong after one injection; empty if nothing is."""
+    """What is wrong after one injection; empty if nothing is.
+
+    A first verdict on the target's group, or on how it ended, may be narrowed by the right one.
+    """
     one = BY_NAME[row["injection"]]
     wrong = [f"the run did not step again: {row['error']}"] if row["error"] else []
     if row["innocents"]:
@@ -32,7 +35,7 @@ def wrong_with(row: Row) -> list[str]:
     ]
     if one.says and not is_named(row):
         wrong.append("nothing right was said")
-    elif one.says and not is_first_right(row):
+    elif one.says and not is_first_right(row) and row["said"][0]["accuses"] != "target":
         wrong.append(f"the first verdict was {row['said'][0]['text']}")
     elif not one.says and row["said"]:
         wrong.append(f"{row['said'][0]['text']}, where nothing is wrong")

@@ -45,14 +45,14 @@ class Said:
         return [one.id for one in newest if one.is_open]
 
     def accusing(self) -> list[Verdict]:
-        """The first accusing revision of each verdict and kind since the beginning, in order."""
-        now_s, found = time.monotonic(), dict[tuple[str, str], Verdict]()
+        """What verdicts accuse since the beginning, in order; a revision may name another rank."""
+        now_s, found = time.monotonic(), dict[tuple[str, str, int], Verdict]()
         for verdict in read_verdicts(self._run.folder.verdicts):
             key = (verdict.id, verdict.revision)
             if key not in self._seen:
                 self._seen[key] = (now_s, self.step())
             if self._seen[key][0] and is_accusing(verdict):
-                found.setdefault((verdict.id, verdict.kind), verdict)
+                found.setdefault((verdict.id, verdict.kind, verdict.rank), verdict)
         return list(found.values())
 
     def rows(
