@@ -44,7 +44,7 @@ def _host_with_compiler(path: Path, lacking: str) -> None:
     path.write_text(f"""\
 #!/bin/sh
 lack=""
-[ "$MACHINE" = "{lacking}" ] && lack="there is no C compiler gcc or clang"
+[ "$MACHINE" = "{lacking}" ] && lack="a C compiler (gcc or clang) is missing"
 echo '{{"gpus": 1, "cpu_flags": "", "compiler_lack": "'"$lack"'"}}'
 """)
     path.chmod(0o700)
@@ -63,7 +63,7 @@ def test_a_compiler_is_looked_for_on_each_machine_of_the_run_and_not_here(
         _host_with_compiler(answer, lacking)
         resolved, line = machines.resolve_on_machines(config, hosts)
         assert resolved.train.compile is compiles, f"two nodes, {lacking} lacks a compiler"
-        assert ("no, there is no C compiler gcc or clang on b" in line) is not compiles
+        assert ("no, a C compiler (gcc or clang) is missing on b" in line) is not compiles
     _host_with_compiler(answer, "c")
     spare = dataclasses.replace(config.launch, spares=1)
     resolved, _ = machines.resolve_on_machines(dataclasses.replace(config, launch=spare), hosts)
@@ -82,6 +82,6 @@ def test_a_machine_that_cannot_compile_is_named_when_a_run_that_compiles_starts(
     folder = RunDir.create(own_roots / "runs" / "new", run_id="abcd1234")
     run, cluster = Run(folder.path), ClusterFolder.create(own_roots / "cluster", nodes=2)
     keep_config(run, dataclasses.replace(_config(own_roots / "corpus"), train=train))
-    with pytest.raises(HeadwayError, match=r"a: .*there is no C\+\+ compiler absent-compiler"):
+    with pytest.raises(HeadwayError, match=r"a: .*the C\+\+ compiler absent-compiler is missing"):
         launch.start_on_machines(run, cluster, hosts, print)
     assert list((own_roots / "shared").iterdir()) == []

@@ -121,7 +121,10 @@ def test_a_container_without_the_devices_of_its_adapters_is_noted(efa: Path) -> 
     (efa / "dev/infiniband/uverbs0").unlink()
     found = _found(efa, nccl_profile="efa")["nccl"]
     assert found.level == "note" and "2 EFA" in found.message
-    assert "there is no" in found.message and "docker --device" in found.remedy
+    assert (
+        "uverbs*, to reach them by, is missing" in found.message
+        and "docker --device" in found.remedy
+    )
 
 
 def test_adapters_of_efa_without_a_driver_and_machines_without_any_are_told_apart(

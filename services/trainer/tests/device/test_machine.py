@@ -77,15 +77,15 @@ def test_what_a_compiler_needs_is_looked_for_before_ranks_start(
     for name in ("CC", "CXX"):
         monkeypatch.delenv(name, raising=False)
     on_gpu, said = resolve_auto(config(device="gpu"), ranks=1, gpus=1)
-    assert on_gpu.train.compile is False and "no, there is no C compiler gcc or clang" in said
+    assert on_gpu.train.compile is False and "no, a C compiler (gcc or clang) is missing" in said
     on_cpu, said = resolve_auto(config(device="cpu"), ranks=1)
     assert on_cpu.train.compile is False and "compile" not in said
     asked = dataclasses.replace(config(device="cpu").train, compile=True)
-    with pytest.raises(InputError, match=r"there is no C\+\+ compiler g\+\+.*apt install g\+\+"):
+    with pytest.raises(InputError, match=r"the C\+\+ compiler g\+\+ is missing.*apt install g\+\+"):
         resolve_auto(dataclasses.replace(config(), train=asked), ranks=1)
     (tmp_path / "gcc").touch(0o755)
     monkeypatch.setattr("sysconfig.get_paths", lambda: {"include": str(tmp_path)})
-    assert lack_for_compiling(on_gpu=True) == f"there is no {tmp_path}/Python.h"
+    assert lack_for_compiling(on_gpu=True) == f"{tmp_path}/Python.h is missing"
     (tmp_path / "Python.h").touch()
     assert lack_for_compiling(on_gpu=True) == ""
 
@@ -102,7 +102,7 @@ def test_ranks_are_not_judged_by_a_machine_that_carries_none(
 
     found, said = resolve_auto(config(device="gpu"), ranks=1, gpus=1, find_lack=nothing)
     assert found.train.compile is True and "compile auto: yes" in said and asked == [True]
-    lacks = "there is no C compiler gcc or clang on b"
+    lacks = "a C compiler (gcc or clang) is missing on b"
     found, said = resolve_auto(config("gpu"), ranks=1, gpus=1, find_lack=lambda _: lacks)
     assert found.train.compile is False and f"compile auto: no, {lacks}" in said
 
@@ -116,7 +116,7 @@ def test_a_worker_refuses_to_compile_on_a_machine_without_a_compiler(
     monkeypatch.setenv("CXX", "absent-compiler")
     session = Session(run, 0, data_factory=synthetic(run, 0))
     session.join(Groups.alone(1))
-    with pytest.raises(RefusedError, match=r"on \S+ there is no C\+\+ compiler absent-compiler"):
+    with pytest.raises(RefusedError, match=r"on \S+ the C\+\+ compiler absent-compiler is missing"):
         session.load("init")
     session.leave()
     session.close()

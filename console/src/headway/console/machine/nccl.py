@@ -96,7 +96,7 @@ def _efa(message: str, sysfs: Path, dev: Path) -> Finding:
     if not found.has_verbs:
         return Finding(
             "note",
-            f"{message}, and there is no {dev}/infiniband/uverbs* to reach them by",
+            f"{message}, and {dev}/infiniband/uverbs*, to reach them by, is missing",
             "give the container these devices (docker --device), or load the module ib_uverbs",
         )
     if found.without_driver:

@@ -21,9 +21,9 @@ def lack_for_compiling(*, on_gpu: bool) -> str:
     """
     if not on_gpu:
         compiler = os.environ.get("CXX", "g++")
-        return "" if shutil.which(compiler) else f"there is no C++ compiler {compiler}"
+        return "" if shutil.which(compiler) else f"the C++ compiler {compiler} is missing"
     choices = [os.environ["CC"]] if os.environ.get("CC") else ["gcc", "clang"]
     if not any(map(shutil.which, choices)):
-        return f"there is no C compiler {' or '.join(choices)}"
+        return f"a C compiler ({' or '.join(choices)}) is missing"
     header = Path(sysconfig.get_paths()["include"]) / "Python.h"
-    return "" if header.is_file() else f"there is no {header}"
+    return "" if header.is_file() else f"{header} is missing"

@@ -36,11 +36,13 @@ def slow_members(table: StepTable, unit: int, at: slice, excess: float) -> tuple
     """
     tp = table.grid.tp
     ranks = tuple(range(unit * tp, unit * tp + tp))
+    if tp == 1:
+        return ranks
     is_slow = np.zeros(len(table.steps), np.bool_)
     is_slow[at] = True
     late = _lateness(table, unit, is_slow)
     spread_of_one = _usual_spread(table, unit, ~is_slow, late)
-    if tp == 1 or not len(late) or spread_of_one is None:
+    if not len(late) or spread_of_one is None:
         return ranks
     usual = _lateness(table, unit, ~is_slow)
     rise, samples = late.mean(axis=0), 1 / len(late)  # it comes in few large parts
