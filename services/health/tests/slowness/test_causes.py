@@ -165,22 +165,35 @@ def test_replicas_of_unequal_sequences_are_no_rank_s_fault() -> None:
     assert (found.cause, found.ranks) == ("sequence_imbalance", ())
 
 
-def test_short_stalls_of_other_ranks_each_time_are_noise() -> None:
-    steps = PlayedSteps(PP2_DP4)
-    hit = np.random.default_rng(1).integers(0, 8, steps.num_steps)
+@pytest.mark.parametrize("grid", [PP2_DP4, Grid(pp=2, dp=2)])
+def test_short_stalls_of_other_ranks_each_time_are_noise(grid: Grid) -> None:
+    steps = PlayedSteps(grid)
+    hit = np.random.default_rng(1).integers(0, grid.world_size, steps.num_steps)
     steps.own_us[np.arange(steps.num_steps), hit] += 0.3 * PASSES_US
     [found] = slowness_of(steps.table())
     assert (found.cause, found.ranks) == ("host_noise", ())
 
 
-def test_steps_that_grow_while_passes_do_not_are_a_growing_launch_skew() -> None:
+@pytest.mark.parametrize(("jitter", "causes"), [(0.03, []), (0.2, ["host_noise"])])
+def test_passes_that_vary_more_than_on_a_healthy_machine_are_noise(
+    jitter: float, causes: list[str]
+) -> None:
+    steps = PlayedSteps(Grid(pp=2, dp=2), jitter=jitter)
+    assert [one.cause for one in slowness_of(steps.table())] == causes
+
+
+@pytest.mark.parametrize(("largest", "shown"), [(0.5, 1.0), (0.25, 0.25)])
+def test_steps_that_grow_while_passes_do_not_are_a_growing_launch_skew(
+    largest: float, shown: float
+) -> None:
+    """Also if pipeline bubbles hide most of it."""
     steps = PlayedSteps(PP2_DP4)
     count = steps.num_steps
     hit = np.random.default_rng(1).integers(0, 8, count)
-    late = 0.5 * PASSES_US * np.arange(count) / count
+    late = largest * PASSES_US * np.arange(count) / count
     steps.other_us[np.arange(count), hit] += late
     for rank in range(8):
-        steps.waits_us[DP_LINE][:, rank] += np.where(hit == rank, 0, late)
+        steps.waits_us[DP_LINE][:, rank] += np.where(hit == rank, 0, shown * late)
     found = slowness_of(steps.table())
     assert [(one.cause, one.ranks) for one in found][:1] == [("launch_skew", ())]
 

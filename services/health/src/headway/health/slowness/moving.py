@@ -5,13 +5,15 @@ from __future__ import annotations
 import numpy as np
 from headway.health.slowness.findings import Slowness
 from headway.health.slowness.parts import RECORDED, Part, Parts
-from headway.health.slowness.peers import median, spread
+from headway.health.slowness.peers import median
 from headway.health.slowness.spans import LEAST, noise
 from headway.health.slowness.steps import Floats, StepTable
 from headway.health.slowness.stragglers import CAUSES, WORDS
 
 LEAST_SPREAD = 0.03
 """Least spread of replicas' passes in one step: less is the jitter of a healthy machine."""
+NOISY = 0.12
+"""Spread of passes that no healthy machine has, whether or not single steps stand out."""
 LEAST_OF_ONE = 0.8
 """Share of the time lost to a part from which on one rank alone is named for it."""
 LEAST_SECOND = 0.12
@@ -21,8 +23,10 @@ OVER_JITTER = 1.5
 differ: most sequences are short, and few are long."""
 SPIKE = 4.0
 """Standard deviations from which on a step of a rank is a spike."""
-LEAST_GROWTH = 0.06
-LEAST_ORDER = 0.5
+LEAST_GROWTH, LEAST_SKEW_GROWTH = 0.02, 0.06
+"""Of steps, and of the time between the first and the last rank. Steps grow less where pipeline
+bubbles hide a late rank."""
+LEAST_ORDER = 0.45
 """Rank correlation of a growth with the number of the step."""
 MOVING_STEPS = 10
 CERTAINTY = 0.97
@@ -117,12 +121,15 @@ def _of_passes(table: StepTable, parts: Parts) -> Slowness | None:
             alternatives=(("noise of the hosts", 1.0),),
         )  # fmt: skip
     spikes = _spikes(flat)
-    if float(np.where(spikes, flat, 0).max(1).mean()) < LEAST:
+    if float(np.where(spikes, flat, 0).max(1).mean()) >= LEAST:
+        what = f"{int(spikes.sum())} single steps of {int(spikes.any(0).sum())} ranks took longer"
+    elif together is not None and sigma >= NOISY:  # and no replica's stages are slow together
+        what = f"passes of each rank differ by {sigma:.0%} from step to step"
+    else:
         return None
     return Slowness(
         "host_noise", (), lost, None, None, CERTAINTY,
-        why=(f"{int(spikes.sum())} single steps of {int(spikes.any(0).sum())} ranks took longer",
-             f"each step loses {lost:.0%} to them, and no rank stays slow"),
+        why=(what, f"each step loses {lost:.0%} to them, and no rank stays slow"),
         alternatives=(("data of very different lengths", 1.0),),
     )  # fmt: skip
 
@@ -134,8 +141,20 @@ def _with_other(parts: Parts) -> Floats:
 
 
 def _spikes(flat: Floats) -> np.ndarray[tuple[int, ...], np.dtype[np.bool_]]:
-    limit = max(SPIKE * max(spread(flat), 0.01), LEAST)
+    limit = max(SPIKE * max(_jitter(flat), 0.01), LEAST)
     return np.asarray(np.nan_to_num(flat) > limit)
+
+
+def _jitter(flat: Floats) -> float:
+    """Standard deviation of most values, by the quarter of them that is next to the median.
+
+    Of two replicas half of the values may be spikes: each makes the other one look as short.
+    """
+    known = flat[~np.isnan(flat)]
+    if not len(known):
+        return 0.0
+    # a quarter of normal values are within 0.32 deviations
+    return float(np.quantile(np.abs(known - np.median(known)), 0.25)) / 0.3186
 
 
 def _symmetric(passes: Floats) -> float:
@@ -187,7 +206,7 @@ def _decline(table: StepTable, parts: Parts) -> Slowness | None:
         return None
     number = np.arange(known.sum(), dtype=np.float32)
     order = float(np.corrcoef(_order(skew[known]), number)[0, 1])
-    if growth < LEAST_GROWTH or skew_growth < LEAST_GROWTH or order < LEAST_ORDER:
+    if growth < LEAST_GROWTH or skew_growth < LEAST_SKEW_GROWTH or order < LEAST_ORDER:
         return None
     latest = len(np.unique(np.nanargmax(np.nan_to_num(other[-third:]), axis=1)))
     if latest < 3 and other.shape[1] > 2:

@@ -17,12 +17,14 @@ from headway.health.slowness.steps import Floats, Ints
 LEAST = 0.05
 """Least excess that counts, as a share of the usual time. Healthy ranks differ by 1 to 2 %."""
 LEAST_STEPS = 8
-LEAST_SHARE = 0.75
+LEAST_SHARE = 0.7
 """Share of the steps since then that must be raised by at least half the level."""
 NUM_WINDOWS, LEAST_WINDOWS = 5, 3
-DEVIATIONS = 6.0
-"""Deviations among columns that a raised level exceeds. Columns are taken to differ by a sixth of
-``least``, or by more, if there are at least ``MANY``."""
+DEVIATIONS = 5.0
+"""Deviations among columns that a raised level exceeds."""
+APART = 1 / 6
+"""Columns are taken to differ by this share of ``least``, or by more, if there are at least
+``MANY``."""
 MANY = 16
 MOST = 1.0
 """Larger excesses count as this much in the search, so that no single step outweighs many."""
@@ -77,7 +79,7 @@ def raised(excess: Floats, least: float = LEAST) -> Spans:
     jitter = 1.25 * noise(excess) / np.sqrt(np.maximum(count, 1))
     # of few columns, a raised one and those that are compared with it would be most
     is_many = excess.shape[1] >= MANY
-    differ = max(least / DEVIATIONS, spread(median(excess, 0)) if is_many else 0.0)
+    differ = max(APART * least, spread(median(excess, 0)) if is_many else 0.0)
     return Spans(
         start, end, np.nan_to_num(level),
         (total / np.maximum(count, 1)).astype(np.float32),
