@@ -30,3 +30,27 @@ def test_what_a_few_noisy_steps_hide_is_not_over(
     monkeypatch.setattr(live, "slowness_of", rule)
     run = LiveRun(PP2_DP4, every=1).run(steps)
     assert [one.is_open for _, one in run.reported] == [True, False, True][: 2 * count - 1]
+
+
+def test_what_the_rule_misses_in_every_other_step_is_named(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    steps = PlayedSteps(PP2_DP4, SINCE + 60)
+    steps.own_us[SINCE:, 5] *= 1.2
+
+    def rule(table: StepTable) -> list[Slowness]:
+        return [] if table.steps[-1] % 2 else slowness_of(table)
+
+    monkeypatch.setattr(live, "slowness_of", rule)
+    [(_, verdict)] = LiveRun(PP2_DP4, every=1).run(steps).reported
+    assert (verdict.is_open, verdict.rank) == (True, 5)
+
+
+@pytest.mark.parametrize("seed", [1, 2, 3])
+def test_more_steps_tell_a_small_slowdown_from_noise(seed: int) -> None:
+    """Of two replicas each of whose passes varies by 9 %."""
+    steps = PlayedSteps(Grid(dp=2), 3 * SINCE, seed, jitter=0.09)
+    steps.own_us[2 * SINCE :, 1] *= 1.2
+    [(step, verdict)] = LiveRun(Grid(dp=2), every=1).run(steps).reported
+    assert verdict.rank == 1
+    assert 2 * SINCE + 8 <= step < 2 * SINCE + 40

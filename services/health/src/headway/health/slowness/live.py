@@ -63,7 +63,8 @@ class LiveSlowness:
         self._config = config
         self._newest = NewestSteps(grid)
         self._passing = PassingExcess()
-        self._lasts: dict[Who, Slowness] = {}
+        self._lasts: dict[Who, tuple[Slowness, int]] = {}
+        """What lasts, with the step at which the rule has found it last."""
         self._over: list[tuple[int, Slowness]] = []
         """What has ended lately, with the step: its own steps are no short slowdown."""
         self._named: dict[Who, Named] = {}
@@ -98,8 +99,8 @@ class LiveSlowness:
         kept = self._missed(found, table)
         slow = {who: named.one for who, named in kept.items()} | lasting
         self._note_passed(slow, table)
-        lately = (one for _, one in self._over)
-        self._passing.note(table, [*slow.values(), *lately])
+        lasts, over = (one for one, _ in self._lasts.values()), (one for _, one in self._over)
+        self._passing.note(table, [*lasts, *over])
         self._named = kept | {
             who: self._named_as(who, one)
             for who, one in lasting.items()
@@ -144,15 +145,20 @@ class LiveSlowness:
         }
 
     def _note_passed(self, lasting: dict[Who, Slowness], table: StepTable) -> None:
-        """What has lasted less long than the table reaches back was not a lasting fault."""
+        """What has lasted less long than the table reaches back was not a lasting fault.
+
+        What the rule misses for a few steps still lasts.
+        """
         now = int(table.steps[-1])
         self._over = [(step, one) for step, one in self._over if now - step < OLDEST]
-        for who in self._lasts.keys() - lasting.keys():
-            one = self._lasts[who]
+        self._lasts |= {who: (one, now) for who, one in lasting.items()}
+        for who, (one, found_at) in list(self._lasts.items()):
+            if now - found_at < MISSED_STEPS:
+                continue
+            del self._lasts[who]
             self._over.append((now, one))
-            if one.since is not None and table.steps[-1] - one.since < KEPT_STEPS:
+            if one.since is not None and found_at - one.since < KEPT_STEPS:
                 self._passing.passed(one, table.grid)
-        self._lasts = lasting
 
     def _is_certain(self, one: Slowness, table: StepTable, now_s: float) -> bool:
         began = table.steps[0] if one.since is None else one.since
@@ -167,10 +173,11 @@ class LiveSlowness:
     def _least_excess(self, one: Slowness, table: StepTable) -> float:
         passes = table.times["own_us"][:, list(one.ranks)]
         passes_s = float(np.nanmedian(passes)) / 1e6 if not np.isnan(passes).all() else 0.0
+        steps = table.steps if one.since is None else table.steps[table.steps >= one.since]
         return max(
             self._config.slow_factor - 1,
             self._config.slow_floor_s / max(passes_s, 1e-6),
-            ABOVE_SHORT * self._passing.largest(one, table.grid),
+            ABOVE_SHORT * self._passing.largest(one, table.grid, len(steps)),
         )
 
     def _named_as(self, who: Who, one: Slowness) -> Named:

@@ -25,8 +25,9 @@ from headway.health.slowness.transfers import excess_of_transfers
 
 Measure = tuple[Cause, bool]
 """A cause, and whether it is that of a stage, which is held against its own earlier time."""
-BLOCK = 8
-"""Steps over which an excess is averaged."""
+BLOCK, LONG = 8, 16
+"""Steps over which an excess is averaged, and over which for what has lasted at least as long:
+slowdowns of a few steps hardly show in the mean of many."""
 LAG = 16
 """Steps after which it has turned out whether it lasts."""
 OLDEST = LAG + 2 * BLOCK
@@ -46,14 +47,20 @@ class PassingExcess:
     """The largest excess of any rank in each of the newest blocks of steps."""
 
     _blocks: dict[Measure, deque[float]] = field(default_factory=dict)
+    _long: dict[Measure, deque[float]] = field(default_factory=dict)
     _noted_step: int = -1
     _num_blocks: int = 0
 
-    def largest(self, one: Slowness, grid: Grid) -> float:
-        """The largest short slowdown of the same cause, as a share of the time of the passes."""
+    def largest(self, one: Slowness, grid: Grid, num_steps: int) -> float:
+        """The largest short slowdown of the same cause, as a share of the time of the passes.
+
+        Args:
+            num_steps: over which ``one`` has lasted.
+        """
         cause, is_of_stage = _measure(one, grid)
+        blocks = self._long if num_steps >= LONG else self._blocks
         # what ranks do by themselves moves their stages as well
-        known = [self._blocks.get((cause, kind), ()) for kind in {False, is_of_stage}]
+        known = [blocks.get((cause, kind), ()) for kind in {False, is_of_stage}]
         unknown = UNKNOWN * (1 - self._num_blocks / ENOUGH)
         return max(unknown, *map(_usual_most, known))
 
@@ -63,7 +70,8 @@ class PassingExcess:
 
     def passed(self, one: Slowness, grid: Grid) -> None:
         """Something that seemed to last has not."""
-        self._add(_measure(one, grid), min(one.excess, MOST))
+        for blocks in (self._blocks, self._long):
+            _add(blocks, _measure(one, grid), min(one.excess, MOST))
 
     def note(self, table: StepTable, lasting: Collection[Slowness]) -> None:
         """Take in the next block that is old enough, without the ranks of which something lasts."""
@@ -72,11 +80,14 @@ class PassingExcess:
             return
         self._noted_step = int(table.steps[end - 1])
         self._num_blocks += 1
-        for measure, excess in _measures(table, lasting, end):
-            self._add(measure, excess)
+        for measure, excess in _measures(table, lasting, slice(end - BLOCK, end)):
+            _add(self._blocks, measure, excess)
+        for measure, excess in _measures(table, lasting, slice(max(0, end - LONG), end)):
+            _add(self._long, measure, excess)
 
-    def _add(self, measure: Measure, excess: float) -> None:
-        self._blocks.setdefault(measure, deque(maxlen=NUM_BLOCKS)).append(excess)
+
+def _add(blocks: dict[Measure, deque[float]], measure: Measure, excess: float) -> None:
+    blocks.setdefault(measure, deque(maxlen=NUM_BLOCKS)).append(excess)
 
 
 def _measure(one: Slowness, grid: Grid) -> Measure:
@@ -85,22 +96,24 @@ def _measure(one: Slowness, grid: Grid) -> Measure:
 
 
 def _measures(
-    table: StepTable, lasting: Collection[Slowness], end: int
+    table: StepTable, lasting: Collection[Slowness], block: slice
 ) -> Iterator[tuple[Measure, float]]:
-    """The largest of each excess that is judged, over a block before ``end``."""
+    """The largest of each excess that is judged, over a block of steps."""
     parts, num_ranks = parts_of(table), table.grid.world_size
-    block, before = slice(end - BLOCK, end), slice(end - 2 * BLOCK, end - BLOCK)
     for part in PARTS:
-        flat = parts.excess[part][block].reshape(BLOCK, -1)
+        flat = parts.excess[part][block]
+        flat = flat.reshape(len(flat), -1)
         yield (CAUSES[part], False), _largest(_without(lasting, flat, num_ranks))
     # one of many replicas does not move the median of its stage
     is_of_stage = any(
         table.grid.dp < MANY_REPLICAS or len(one.ranks) > table.grid.tp for one in lasting
     )
-    if end >= 2 * BLOCK and not is_of_stage:
+    newest = slice(block.stop - BLOCK, block.stop)
+    before = slice(newest.start - BLOCK, newest.start)
+    if before.start >= 0 and not is_of_stage:
         times = relative_times(table, parts)
         earlier = median(times[before], 0)
-        change = median(times[block], 0) / np.where(earlier > 0, earlier, np.float32(np.nan)) - 1
+        change = median(times[newest], 0) / np.where(earlier > 0, earlier, np.float32(np.nan)) - 1
         yield ("compute", True), _largest(change[None].astype(np.float32))
     transfers = excess_of_transfers(table, parts)
     if transfers is not None and all(one.cause != "network" for one in lasting):
