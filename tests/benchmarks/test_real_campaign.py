@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import random
 from collections import Counter
 from pathlib import Path
@@ -20,6 +21,7 @@ from benchmarks.campaign.peers.dumps import PREFIX, played_cases
 from benchmarks.campaign.peers.side_by_side import Answer, answer
 from benchmarks.campaign.real.judge import BY_NAME, figures, missed, wrong_with
 from benchmarks.campaign.real.kinds import INJECTIONS, OF_HARDWARE, agrees, is_accusing, refused
+from benchmarks.campaign.real.own_cores import part
 from benchmarks.campaign.real.said import accused
 from benchmarks.campaign.real.tier import plan
 
@@ -106,6 +108,9 @@ def test_nothing_is_missed_if_all_is_right() -> None:
         ("freeze node", {"kind": "node_silent", "rank": -1, "node": 1}, False),
         ("counter", {"kind": "network_fault", "rank": -1, "name": "mlx5_3/1", "node": 1}, True),
         ("counter", {"kind": "network_fault", "rank": -1, "name": "mlx5_0/1"}, False),
+        ("slow 1.2x", {"kind": "slow_rank", "rank": -1}, True),
+        ("slow 1.2x", {"kind": "slow_rank", "rank": -1, "node": 1}, False),
+        ("slow", {"kind": "slow_rank", "rank": -1}, False),
     ],
 )
 def test_a_verdict_is_right_by_its_kind_cause_and_subject(
@@ -136,6 +141,12 @@ def test_whoever_else_a_verdict_is_about_is_an_innocent(
 ) -> None:
     verdict = msgspec.structs.replace(CRASH, **change)
     assert accused(BY_NAME[injection], verdict, (2,), 0) == whom
+
+
+def test_cores_are_divided_so_that_some_are_left() -> None:
+    cores = len(os.sched_getaffinity(0))
+    assert part(1) == min(1.0, 0.8 * cores)
+    assert part(4 * cores) * 4 * cores == pytest.approx(0.8 * cores)
 
 
 def test_a_victim_and_what_is_over_accuse_nobody() -> None:

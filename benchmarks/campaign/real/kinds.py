@@ -119,6 +119,9 @@ OF_NOBODY = {
     "spawn_failure": "it shows when a process is started: `python -m benchmarks.drill`",
 }
 """Faults that no verdict is about."""
+LITTLE = 1.2
+"""Up to this factor it is enough to name the tensor-parallel pair of a node, which waits for each
+other in every pass; slower ranks are to be told apart."""
 OF_HARDWARE = ("kernel", "gpu", "counter")
 """Faults that a node keeps."""
 VICTIMS: frozenset[VerdictKind] = frozenset({"peer_lost", "collective_timeout"})
@@ -168,6 +171,8 @@ def agrees(one: Injection, verdict: Verdict, ranks: Collection[int], node: int) 
         return False
     match one.names:
         case "rank" if verdict.kind == "out_of_memory":
+            return verdict.node == node
+        case "rank" if 0 < one.factor <= LITTLE and verdict.rank < 0:
             return verdict.node == node
         case "rank":
             return verdict.rank in ranks

@@ -21,6 +21,7 @@ from headway.controller.faults import fault_effects as effects
 from headway.controller.faults.inside import INSIDE
 from headway.testkit.journal import query
 
+from benchmarks.campaign.real import own_cores
 from benchmarks.campaign.real.kinds import Injection, agrees
 from benchmarks.campaign.real.said import Said
 from benchmarks.drill import look
@@ -53,6 +54,8 @@ class InjectedRun(LocalRun):
         self._said = Said(run)
         self._step_s = 0.0
         self._slowing: contextlib.ExitStack | None = None
+        self._cores = contextlib.ExitStack()
+        self._cores.enter_context(own_cores.divided(run))
         self.number = 0
 
     # ---- the steps of an injection ---------------------------------------------------------------
@@ -97,6 +100,11 @@ class InjectedRun(LocalRun):
             self.release()
         super().undo()
         disarm(self._failpoints)
+
+    def finish(self) -> None:
+        """Stop the run."""
+        self._cores.close()
+        self._rig.finish(self.run)
 
     def release(self) -> None:
         if self._slowing is not None:

@@ -16,6 +16,7 @@ from headway.common.errors import HeadwayError
 from headway.health.journal import read_verdicts
 from headway.trainer.config import RunConfig
 
+from benchmarks.campaign.real import own_cores
 from benchmarks.campaign.real.judge import figures, missed, wrong_with
 from benchmarks.campaign.real.kinds import (
     INJECTIONS,
@@ -81,6 +82,7 @@ def add_options(made: argparse.ArgumentParser) -> None:
 def measure(options: argparse.Namespace) -> tuple[dict[str, Any], list[str]]:
     """Inject and judge; returns the figures, and the goals that are missed."""
     found = Found()
+    print(f"real: {own_cores.why_not() or 'every rank has cores for itself'}", flush=True)
     share = 1 / len(options.layouts)
     for place, layout in enumerate(options.layouts):
         count = round(share * options.injections * (place + 1)) - round(
@@ -175,10 +177,10 @@ def _inject(
         except (HeadwayError, AssertionError, TimeoutError) as error:
             yield _lost(one, number, strike, place, f"{type(error).__name__}: {error}"[:600])
             if place is not None:
-                rig.finish(place.run)
+                place.finish()
             place = None
     if place is not None:
-        rig.finish(place.run)
+        place.finish()
 
 
 def _lost(
