@@ -96,6 +96,14 @@ def test_nothing_is_missed_if_all_is_right() -> None:
     assert found["nan_with_layer"] == "1 of 1"
 
 
+def test_a_service_that_was_replaced_before_anybody_waited_needs_no_verdict() -> None:
+    healed = row("freeze dataloader", is_target_ended=True)
+    assert missed([healed]) == []
+    assert (figures([healed])["to_be_named"], figures([healed])["healed_before"]) == (0, 1)
+    assert missed([row("freeze dataloader")]), "it is frozen still"
+    assert missed([{**healed, "said": [INNOCENT]}])
+
+
 @pytest.mark.parametrize(
     ("injection", "change", "is_right"),
     [

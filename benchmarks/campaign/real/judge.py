@@ -33,9 +33,9 @@ def wrong_with(row: Row) -> list[str]:
     wrong += [
         f"{said['text']} was accused" for said in row["said"] if said["accuses"] == "innocent"
     ]
-    if one.says and not is_named(row):
+    if one.says and not is_named(row) and not is_healed(row):
         wrong.append("nothing right was said")
-    elif one.says and not is_first_right(row) and row["said"][0]["accuses"] != "target":
+    elif is_named(row) and not is_first_right(row) and row["said"][0]["accuses"] != "target":
         wrong.append(f"the first verdict was {row['said'][0]['text']}")
     elif not one.says and row["said"]:
         wrong.append(f"{row['said'][0]['text']}, where nothing is wrong")
@@ -45,6 +45,12 @@ def wrong_with(row: Row) -> list[str]:
 def is_named(row: Row) -> bool:
     """Whether one of the verdicts is right."""
     return any(said["is_right"] for said in row["said"])
+
+
+def is_healed(row: Row) -> bool:
+    """Whether its target was replaced before anything had to be said about it."""
+    may_heal = BY_NAME[row["injection"]].may_heal
+    return bool(may_heal and row["is_target_ended"] and not row["said"])
 
 
 def is_first_right(row: Row) -> bool:
@@ -74,7 +80,7 @@ def _late(one: Injection, row: Row) -> list[str]:
 
 def figures(rows: Sequence[Row]) -> dict[str, Any]:
     """Shares and times of all rows."""
-    faulty = [row for row in rows if BY_NAME[row["injection"]].says]
+    faulty = [row for row in rows if BY_NAME[row["injection"]].says and not is_healed(row)]
     accused = Counter(said["accuses"] for row in rows for said in row["said"])
     named = [row for row in faulty if is_named(row)]
     quiet = [row for row in rows if not BY_NAME[row["injection"]].says]
@@ -82,6 +88,7 @@ def figures(rows: Sequence[Row]) -> dict[str, Any]:
     return {
         "injections": len(rows),
         "to_be_named": len(faulty),
+        "healed_before": sum(map(is_healed, rows)),
         "named_right": share(len(named), len(faulty)),
         "top_1": share(sum(map(is_first_right, faulty)), len(faulty)),
         "precision": share(accused["target"], accused["target"] + accused["innocent"]),

@@ -42,6 +42,8 @@ class Injection:
     """Whether its target's process ends by it, or is ended."""
     may_end: bool = False
     """Whether that is right as well, if it lasts for so long."""
+    may_heal: bool = False
+    """Whether nothing needs to be said if its target has been replaced before anybody waited."""
     goal: Goal = ""
     causes: frozenset[Cause] = frozenset()
     """Right causes; empty: any."""
@@ -99,7 +101,10 @@ INJECTIONS = (
     Injection("flip_weight", frozenset({"silent_corruption"})),
     _odd("mismatch"),
     _odd("skip"),
-    Injection("freeze", frozenset({"data_stall"}), "service", "dataloader", 60.0, may_end=True),
+    Injection(
+        "freeze", frozenset({"data_stall"}), "service", "dataloader", 60.0,
+        may_end=True, may_heal=True,
+    ),
     Injection("freeze", frozenset({"node_silent"}), "node", "node", 30.0, may_end=True),
     Injection("silent_node", frozenset({"node_silent"}), "node", "node", 8.0),
     Injection("returning_node", frozenset({"node_silent"}), "node", "node", 30.0, may_end=True),

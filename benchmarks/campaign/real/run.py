@@ -54,6 +54,8 @@ class InjectedRun(LocalRun):
         self._said = Said(run)
         self._step_s = 0.0
         self._slowing: contextlib.ExitStack | None = None
+        self._services: list[ProcessId] = []
+        """Of what is injected into a service: its process."""
         self._cores = contextlib.ExitStack()
         self._cores.enter_context(own_cores.divided(run))
         self.number = 0
@@ -76,6 +78,7 @@ class InjectedRun(LocalRun):
             strike.ranks = self._ranks(self._node_hit)
         ended = self._pids(strike.ranks) if one.target in ("worker", "node") else set[int]()
         strike.victims = ended
+        self._services = self._chosen(self._node_hit) if one.names == "service" else []
         strike.fallen = ended if one.ends else set()
         sql = "SELECT duration_s FROM metrics ORDER BY step DESC LIMIT 16"
         self._step_s = statistics.median(row[0] for row in query(self.run, sql))
@@ -176,7 +179,7 @@ class InjectedRun(LocalRun):
             self.now.struck_at_s = time.monotonic()
 
     def _is_gone(self) -> bool:
-        found = [ProcessId.of(pid) for pid in self.now.victims]
+        found = [*map(ProcessId.of, self.now.victims), *self._services]
         return any(process is None or not process.alive() for process in found)
 
     def _node(self) -> int:
