@@ -15,7 +15,7 @@ import numpy as np
 from headway.common.plan.grid import Grid
 from headway.common.wire.messages.health import Cause
 from headway.health.slowness.findings import Slowness
-from headway.health.slowness.parts import PARTS, parts_of
+from headway.health.slowness.parts import PARTS, Parts, parts_of
 from headway.health.slowness.peers import median
 from headway.health.slowness.spans import MOST
 from headway.health.slowness.stages import relative_times
@@ -80,10 +80,11 @@ class PassingExcess:
             return
         self._noted_step = int(table.steps[end - 1])
         self._num_blocks += 1
-        for measure, excess in _measures(table, lasting, slice(end - BLOCK, end)):
-            _add(self._blocks, measure, excess)
-        for measure, excess in _measures(table, lasting, slice(max(0, end - LONG), end)):
-            _add(self._long, measure, excess)
+        parts = parts_of(table)
+        for blocks, length in ((self._blocks, BLOCK), (self._long, LONG)):
+            at = slice(max(0, end - length), end)
+            for measure, excess in _measures(table, parts, lasting, at):
+                _add(blocks, measure, excess)
 
 
 def _add(blocks: dict[Measure, deque[float]], measure: Measure, excess: float) -> None:
@@ -96,10 +97,10 @@ def _measure(one: Slowness, grid: Grid) -> Measure:
 
 
 def _measures(
-    table: StepTable, lasting: Collection[Slowness], block: slice
+    table: StepTable, parts: Parts, lasting: Collection[Slowness], block: slice
 ) -> Iterator[tuple[Measure, float]]:
     """The largest of each excess that is judged, over a block of steps."""
-    parts, num_ranks = parts_of(table), table.grid.world_size
+    num_ranks = table.grid.world_size
     for part in PARTS:
         flat = parts.excess[part][block]
         flat = flat.reshape(len(flat), -1)
