@@ -94,8 +94,8 @@ class HealthConfig:
     slow_factor: float = 1.15
     """A rank is named as slow while the run trains if a step takes it this many times as long as
     others of the same work, and the excess is 1.5 times that of the short slowdowns seen in this
-    run. Healthy ranks of a quiet machine differ by 1 to 2 %; what is slower by less is found by
-    ``headway diagnose``."""
+    run (1.25 times once it has lasted for 16 steps). Healthy ranks of a quiet machine differ by 1
+    to 2 %; what is slower by less is found by ``headway diagnose``."""
 
     slow_floor_s: float = 0.01
     """Least difference per step for it, since very short steps vary by more."""

@@ -28,8 +28,6 @@ LIVE_STEPS: Final = 16
 """Fewer of a generation are not judged."""
 LEAST_S: Final = 2.0
 """It lasts at least so long: what a busy machine does to short steps lasts less."""
-ABOVE_SHORT: Final = 1.5
-"""How many times as large it is as short slowdowns."""
 MISSED_STEPS: Final = 8
 """What is named is over once the rule has not found it for so long: of few steps, noise may hide it
 for some."""
@@ -177,7 +175,7 @@ class LiveSlowness:
         return max(
             self._config.slow_factor - 1,
             self._config.slow_floor_s / max(passes_s, 1e-6),
-            ABOVE_SHORT * self._passing.largest(one, table.grid, len(steps)),
+            self._passing.above(one, table.grid, len(steps)),
         )
 
     def _named_as(self, who: Who, one: Slowness) -> Named:

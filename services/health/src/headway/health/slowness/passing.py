@@ -28,6 +28,8 @@ Measure = tuple[Cause, bool]
 BLOCK, LONG = 8, 16
 """Steps over which an excess is averaged, and over which for what has lasted at least as long:
 slowdowns of a few steps hardly show in the mean of many."""
+ABOVE_SHORT, ABOVE_LONG = 1.5, 1.25
+"""How many times as large as the largest slowdown over so many steps is what is no such one."""
 LAG = 16
 """Steps after which it has turned out whether it lasts."""
 OLDEST = LAG + 2 * BLOCK
@@ -51,18 +53,19 @@ class PassingExcess:
     _noted_step: int = -1
     _num_blocks: int = 0
 
-    def largest(self, one: Slowness, grid: Grid, num_steps: int) -> float:
-        """The largest short slowdown of the same cause, as a share of the time of the passes.
+    def above(self, one: Slowness, grid: Grid, num_steps: int) -> float:
+        """The excess that no short slowdown of the same cause reaches, as a share of the passes.
 
         Args:
             num_steps: over which ``one`` has lasted.
         """
         cause, is_of_stage = _measure(one, grid)
-        blocks = self._long if num_steps >= LONG else self._blocks
+        is_long = num_steps >= LONG
+        blocks, times = (self._long, ABOVE_LONG) if is_long else (self._blocks, ABOVE_SHORT)
         # what ranks do by themselves moves their stages as well
         known = [blocks.get((cause, kind), ()) for kind in {False, is_of_stage}]
         unknown = UNKNOWN * (1 - self._num_blocks / ENOUGH)
-        return max(unknown, *map(_usual_most, known))
+        return times * max(unknown, *map(_usual_most, known))
 
     def begin(self) -> None:
         """Begin a generation: the machines are the same, but its steps are counted anew."""
@@ -100,11 +103,10 @@ def _measures(
     table: StepTable, parts: Parts, lasting: Collection[Slowness], block: slice
 ) -> Iterator[tuple[Measure, float]]:
     """The largest of each excess that is judged, over a block of steps."""
-    num_ranks = table.grid.world_size
     for part in PARTS:
         flat = parts.excess[part][block]
         flat = flat.reshape(len(flat), -1)
-        yield (CAUSES[part], False), _largest(_without(lasting, flat, num_ranks))
+        yield (CAUSES[part], False), _largest(_without(lasting, flat, table.grid))
     # one of many replicas does not move the median of its stage
     is_of_stage = any(
         table.grid.dp < MANY_REPLICAS or len(one.ranks) > table.grid.tp for one in lasting
@@ -121,11 +123,15 @@ def _measures(
         yield ("network", False), _largest(transfers[block])
 
 
-def _without(lasting: Collection[Slowness], excess: Floats, num_ranks: int) -> Floats:
-    """Without the columns, each of as many ranks, in which something lasts."""
-    ranks = [rank for one in lasting for rank in one.ranks]
+def _without(lasting: Collection[Slowness], excess: Floats, grid: Grid) -> Floats:
+    """Without the columns, each of as many ranks, of groups in which something lasts.
+
+    Passes of all members of a tensor-parallel group take equally long.
+    """
+    groups = {rank // grid.tp for one in lasting for rank in one.ranks}
+    ranks = [group * grid.tp + place for group in groups for place in range(grid.tp)]
     is_out = np.zeros(excess.shape[1], np.bool_)
-    is_out[np.array(ranks, np.int64) * excess.shape[1] // num_ranks] = True
+    is_out[np.array(ranks, np.int64) * excess.shape[1] // grid.world_size] = True
     return np.where(is_out, np.float32(np.nan), excess)
 
 
