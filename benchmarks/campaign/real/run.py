@@ -35,8 +35,9 @@ STARTED_LIMIT_S = 120.0
 NAMED_LIMIT_S = 30.0
 """Until it is named; of a hang, beyond its limit."""
 SLOW_LIMIT_S, SLOW_LIMIT_STEPS = 600.0, 60
-USUAL_STEPS = 40
-"""Completed steps of a generation before a rank is slowed down: enough for what is usual."""
+USUAL_STEPS, MORE_STEPS = 40, 96
+"""Completed steps before a rank is slowed down: enough for what is usual; and before it is slowed
+down by little, since a monitor learns from so many how much healthy ranks differ."""
 QUIET_S = 6.0
 """How long is waited for what should not be said."""
 PERIOD_S = 0.12
@@ -67,6 +68,7 @@ class InjectedRun(LocalRun):
             raise DeadlineError(f"verdicts are still open: {self._said.open()}")
         status = look.healthy(self.run, 2)
         steps = USUAL_STEPS if self.current.goal == "slow" else 8
+        steps = MORE_STEPS if self.current.factor else steps
         return look.healthy(self.run, status.step + steps, limit_s=SLOW_LIMIT_S)
 
     def strike(self) -> None:
