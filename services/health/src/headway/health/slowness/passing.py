@@ -56,11 +56,13 @@ class PassingExcess:
     def above(self, one: Slowness, grid: Grid, num_steps: int) -> float:
         """The excess that no short slowdown of the same cause reaches, as a share of the passes.
 
+        A stage is held against what it was before, from which it may drift for as long.
+
         Args:
             num_steps: over which ``one`` has lasted.
         """
         cause, is_of_stage = _measure(one, grid)
-        is_long = num_steps >= LONG
+        is_long = num_steps >= LONG and not is_of_stage
         blocks, times = (self._long, ABOVE_LONG) if is_long else (self._blocks, ABOVE_SHORT)
         # what ranks do by themselves moves their stages as well
         known = [blocks.get((cause, kind), ()) for kind in {False, is_of_stage}]
