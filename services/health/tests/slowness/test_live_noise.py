@@ -54,3 +54,12 @@ def test_more_steps_tell_a_small_slowdown_from_noise(seed: int) -> None:
     [(step, verdict)] = LiveRun(Grid(dp=2), every=1).run(steps).reported
     assert verdict.rank == 1
     assert 2 * SINCE + 8 <= step < 2 * SINCE + 40
+
+
+@pytest.mark.parametrize("seed", [12, 13])
+def test_a_stage_is_not_slow_as_another_one_is_fast_again(seed: int) -> None:
+    """Its share of the time rises then; noise hides that its own passes do not."""
+    steps = PlayedSteps(Grid(pp=2), 220, seed, jitter=0.12)
+    steps.own_us[100:130, 0] *= 1.35
+    said = [(one.rank, one.is_open) for _, one in LiveRun(Grid(pp=2), every=1).run(steps).reported]
+    assert said == [(0, True), (0, False)]

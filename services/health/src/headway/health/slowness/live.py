@@ -28,6 +28,9 @@ LIVE_STEPS: Final = 16
 """Fewer of a generation are not judged."""
 LEAST_S: Final = 2.0
 """It lasts at least so long: what a busy machine does to short steps lasts less."""
+NEAR: Final = 24
+"""Steps from when another stage is as fast as usual again until that is found, and as many after:
+what begins so near to it is its other side."""
 MISSED_STEPS: Final = 8
 """What is named is over once the rule has not found it for so long: of few steps, noise may hide it
 for some."""
@@ -66,6 +69,8 @@ class LiveSlowness:
         self._over: list[tuple[int, Slowness]] = []
         """What has ended lately, with the step: its own steps are no short slowdown."""
         self._named: dict[Who, Named] = {}
+        self._ends: dict[Who, int] = {}
+        """Step at which what was named turned out to be over."""
         self._changing: dict[Who, int] = {}
         """Step since which the cause of what is named seems to be another one."""
         self._missing: dict[Who, int] = {}
@@ -80,6 +85,7 @@ class LiveSlowness:
             self._lasts.clear()
             self._over.clear()
             self._named.clear()
+            self._ends.clear()
             self._changing.clear()
             self._missing.clear()
             self._passing.begin()
@@ -99,11 +105,15 @@ class LiveSlowness:
         self._note_passed(slow, table)
         lasts, over = (one for one, _ in self._lasts.values()), (one for _, one in self._over)
         self._passing.note(table, [*lasts, *over])
-        self._named = kept | {
+        named = kept | {
             who: self._named_as(who, one)
             for who, one in lasting.items()
-            if who in self._named or self._is_certain(one, table, now_s)
+            if who in self._named
+            or (self._is_certain(one, table, now_s) and not self._is_end_of_other(who, one, table))
         }
+        ended = self._named.keys() - named.keys()
+        self._ends |= dict.fromkeys(ended, self._judged_step)
+        self._named = named
         self._keep_what_was_before()
         return LiveJudgement(
             self._generation, table, tuple(self._named.values()),
@@ -167,6 +177,16 @@ class LiveSlowness:
             and int((table.steps >= began).sum()) >= self._config.slow_steps
             and (began_s is None or now_s - began_s >= LEAST_S)
         )
+
+    def _is_end_of_other(self, who: Who, one: Slowness, table: StepTable) -> bool:
+        """Whether a stage without replicas seems slow since another one is as fast as usual again.
+
+        The times of two stages show only that one has become slower against the other.
+        """
+        if table.grid.dp > 1 or one.since is None:
+            return False
+        ends = [end for other, end in self._ends.items() if other != who]
+        return any(abs(one.since - end) <= NEAR for end in ends)
 
     def _least_excess(self, one: Slowness, table: StepTable) -> float:
         passes = table.times["own_us"][:, list(one.ranks)]
