@@ -24,8 +24,9 @@ differ: most sequences are short, and few are long."""
 SPIKE = 4.0
 """Standard deviations from which on a step of a rank is a spike."""
 LEAST_GROWTH, LEAST_SKEW_GROWTH = 0.02, 0.06
-"""Of steps, and of the time between the first and the last rank. Steps grow less where pipeline
-bubbles hide a late rank."""
+"""Least growths of steps, and of how much later the last rank is than the first one.
+
+Steps grow less where pipeline bubbles hide a late rank."""
 LEAST_ORDER = 0.45
 """Rank correlation of a growth with the number of the step."""
 MOVING_STEPS = 10
